@@ -112,7 +112,7 @@ class _Spread:
         self._numbers[bisect_left(self._bounds, value)] += 1
         self._total += value
 
-    def told(self) -> tuple[list[tuple[str, float]], float]:
+    def cumulative(self) -> tuple[list[tuple[str, float]], float]:
         """How many values there are up to each bound, and their sum."""
         bounds = map(floatToGoString, (*self._bounds, inf))
         return list(zip(bounds, accumulate(self._numbers), strict=True)), self._total
@@ -147,11 +147,11 @@ class Metrics(Observer, Collector):
         for name, (_, said, *labels) in HISTOGRAMS.items():
             histogram = HistogramMetricFamily(name, said, labels=labels)
             for key, spread in list(self._spreads[name].items()):
-                histogram.add_metric(key, *spread.told())
+                histogram.add_metric(key, *spread.cumulative())
             yield histogram
         calls = SummaryMetricFamily("timers_redis_call_seconds", "Calls of scripts in Redis", labels=["script"])
         for script, spread in list(self._calls.items()):
-            ((_, number),), seconds = spread.told()
+            ((_, number),), seconds = spread.cumulative()
             calls.add_metric([script], int(number), seconds)
         yield calls
         for name, (said, *labels) in GAUGES.items():
@@ -212,11 +212,11 @@ class Metrics(Observer, Collector):
                 "timers_notifications_ok": nan if figures is None else health.notifications == "ok",
                 "timers_notification_lag_seconds": nan if figures is None else health.lag_seconds,
             }
-        self._read = {**{name: {(): value} for name, value in single.items()}, **_told(figures or Figures())}
+        self._read = {**{name: {(): value} for name, value in single.items()}, **_of_redis(figures or Figures())}
         return generate_latest(self._registry)
 
 
-def _told(figures: Figures) -> Mapping[str, Mapping[Labels, float]]:
+def _of_redis(figures: Figures) -> Mapping[str, Mapping[Labels, float]]:
     """The gauges of what Redis tells."""
     counts = [(prefix, status, n) for prefix, found in figures.counts.items() for status, n in found.items()]
     return {

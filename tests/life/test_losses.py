@@ -276,7 +276,7 @@ async def later_mark(pods: list[Pod], at_ms: int) -> None:
     """Wait until every pod knows a mark made after this time."""
 
     async def look() -> bool:
-        return all(pod.store.identity.marks[0] > at_ms for pod in pods)
+        return all(pod.store.identity.checkpoints[0] > at_ms for pod in pods)
 
     await eventually(look, "a later mark is known to all")
 

@@ -333,14 +333,14 @@ async def test_a_mark_that_is_garbage_stops_nothing(store: Store, garbage: str) 
 async def test_a_shard_that_cannot_be_marked_is_an_error_and_its_marks_are_remembered(real: Store) -> None:
     await real.identity.join()
     await real.identity.check([0])
-    epoch, marks, redis = real.identity.epoch, dict(real.identity.marks), real.connections.commands
+    epoch, marks, redis = real.identity.epoch, dict(real.identity.checkpoints), real.connections.commands
     await redis.acl_setuser("default", enabled=True, nopass=True, commands=["+@all"], keys=[META], reset_keys=True)
     try:
         with pytest.raises(RedisRights):
             await real.identity.check([0])
     finally:
         await redis.acl_setuser("default", enabled=True, nopass=True, commands=["+@all"], keys=["*"])
-    assert (real.identity.epoch, real.identity.marks) == (epoch, marks)
+    assert (real.identity.epoch, real.identity.checkpoints) == (epoch, marks)
 
 
 async def test_a_meta_overwritten_under_a_pod_is_made_again_and_reported(store: Store) -> None:

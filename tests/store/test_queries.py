@@ -160,7 +160,7 @@ async def test_counts_oldest_due_and_paused(store: Store) -> None:
     }
     elsewhere = (await store.get([("other", "elsewhere")]))[0]
     assert elsewhere is not None
-    assert (await queries.heads(store))["other"] == elsewhere.due_ms
+    assert (await queries.earliest_due(store))["other"] == elsewhere.due_ms
     await store.reschedule("other", "elsewhere", due="+0")
     ((due,), _) = await queries.due(store)
     assert (due.shard, due.prefix, due.kind) == (0, "other", "ready")

@@ -101,7 +101,7 @@ async def read_all(store: Store) -> None:
     """Read everything that shows the whole db."""
     await queries.counts(store)
     await queries.due(store)
-    await queries.heads(store)
+    await queries.earliest_due(store)
     await queries.paused(store)
     await queries.quarantined(store)
 

@@ -198,8 +198,8 @@ async def read_stats(store: Store, wanted: Filter = ALL, *, by_prefix: bool = Tr
     late_ms, overdue_ms = fleet.overdue_ms("ready"), fleet.overdue_ms("ready", "blocked")
     if not wanted.is_of_all:  # whose queues may be behind those of others
         late_ms, overdue_ms = [
-            max((fleet.now_ms - ms for prefix, ms in heads.items() if covers(prefix)), default=0)
-            for heads in [await queries.heads(store, blocked=blocked) for blocked in (False, True)]
+            max((fleet.now_ms - ms for prefix, ms in earliest.items() if covers(prefix)), default=0)
+            for earliest in [await queries.earliest_due(store, blocked=blocked) for blocked in (False, True)]
         ]
     await store.identity.refresh()
     return Stats(
@@ -221,8 +221,8 @@ async def read_retrying(store: Store, wanted: Filter = ALL) -> Sequence[tuple[st
 
 async def read_prefixes(store: Store) -> list[PrefixView]:
     """The prefixes by name, also the service's own. Raises Unavailable."""
-    counts, paused, heads = await queries.counts(store), set(await queries.paused(store)), await queries.heads(store)
-    roster = await Membership(store).read()
+    counts, paused = await queries.counts(store), set(await queries.paused(store))
+    earliest, roster = await queries.earliest_due(store), await Membership(store).read()
     return [
         PrefixView(
             prefix,
@@ -231,7 +231,7 @@ async def read_prefixes(store: Store) -> list[PrefixView]:
             roster.declared.get(prefix),
             prefix in paused,
             counts.get(prefix, {}),
-            heads.get(prefix),
+            earliest.get(prefix),
             next((member.limits_of(roster.owner(prefix)) for member in roster.serving(prefix)), ""),
         )
         async for prefix in cooperatively(sorted({*counts, *paused, *roster.declared}))

@@ -65,8 +65,8 @@ def attempts(history: Sequence[HistoryEntry]) -> list[Attempt]:
     """The starts in a timer's history, the oldest first."""
     found: list[Attempt] = []
     before_ms = 0
-    told = history[::-1]
-    for entry, after in zip(told, [*told[1:], None], strict=True):
+    entries = history[::-1]
+    for entry, after in zip(entries, [*entries[1:], None], strict=True):
         if entry.status is Status.RUNNING:
             due_ms = entry.at_ms - (entry.lateness_ms or 0)
             found.append(Attempt(entry, after, max(0, entry.at_ms - max(due_ms, before_ms))))
@@ -92,8 +92,8 @@ def _entry(entry: HistoryEntry, ran: Attempt | None) -> str:
     by = f" by {who}" if who else ""
     cause = _CAUSES.get(entry.cause, entry.note)
     late = "" if entry.lateness_ms is None else f" ({entry.lateness_ms} ms after due)"
-    took = "" if ran is None else f" ({_split(ran)}, run {ran.run_ms} ms)"
-    return f"{format_time(entry.at_ms)} {entry.status.value}{where}{attempt}{by}: {cause}{late}{took}"
+    timings = "" if ran is None else f" ({_split(ran)}, run {ran.run_ms} ms)"
+    return f"{format_time(entry.at_ms)} {entry.status.value}{where}{attempt}{by}: {cause}{late}{timings}"
 
 
 def _split(attempt: Attempt) -> str:

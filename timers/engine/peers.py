@@ -27,7 +27,7 @@ _losses_log = get_logger("timers.identity")
 
 BEAT_MS: Final = 3000
 ALL_BEATS: Final = 20
-"""Within so many beats a pod marks all shards that it leads, reads the marks of the others, a
+"""Within so many beats a pod writes a checkpoint to all shards that it leads, reads those of the others, a
 few shards at each beat. Besides, one shard at each is enough, because a server goes back in time as a whole."""
 
 LOG_SECONDS: Final = 60.0
@@ -70,7 +70,7 @@ class Peers:
         self._soon = asyncio.Event()
         self._roster = Roster()
         self._others: list[Member] = []
-        self._told: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
         self._rivals = lru_cache(_QUEUES_REMEMBERED)(self._find_rivals)
         self.owner = lru_cache(_QUEUES_REMEMBERED)(self._find_owner)
         """The processor that owns timers of a prefix: the longest that any pod ever declared."""
@@ -109,7 +109,7 @@ class Peers:
     async def beat(self) -> None:
         """Give one sign of life and take over what has changed."""
         me = replace(self._me, **self._state())
-        self._tell_of(me)
+        self._log_refusals(me)
         roster = await self._membership.beat(me)
         others = [member for member in roster.workers if member.pod != self._me.pod]
         if roster.version != self._roster.version or len(others) != len(self._others):
@@ -119,15 +119,15 @@ class Peers:
         if self._watch is not None:
             await self._watch.check(roster.members, self._leads, me.version or "")
 
-    def _tell_of(self, me: Member) -> None:
+    def _log_refusals(self, me: Member) -> None:
         """Log what the Redis user may not do, and which timers this version cannot read, each once a minute."""
         now = time.monotonic()
-        self._told = {name: at for name, at in self._told.items() if now - at < LOG_SECONDS}
+        self._logged = {name: at for name, at in self._logged.items() if now - at < LOG_SECONDS}
         for prefix, said in me.lacks.items():
-            if self._told.setdefault(prefix, now) == now:
+            if self._logged.setdefault(prefix, now) == now:
                 _log.error("the Redis user lacks a right", prefix=prefix, reason=said)
         for timer, form in me.newer.items():
-            if self._told.setdefault(timer, now) == now:
+            if self._logged.setdefault(timer, now) == now:
                 _log.error("timer left to pods of a later version", timer=timer, format=form)
 
     def _find_owner(self, prefix: str) -> str | None:
@@ -169,7 +169,7 @@ class Peers:
 
 
 class IdentityWatch:
-    """Marks the progress of this pod's shards and reads the marks of others, because this pod may be the one that is
+    """Writes checkpoints to this pod's shards and reads those of others, because this pod may be the one that is
     left when the server comes back without its newest data. Raises the record format of the db once all live pods have
     read a newer one for long enough. Calls `disagreed` if this pod cannot work with the db as it is now."""
 
@@ -182,14 +182,14 @@ class IdentityWatch:
     ) -> None:
         self._identity, self._raise_after_seconds, self._disagreed = identity, raise_after_seconds, disagreed
         self._beats = 0
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._foreign = ""
         self._common: tuple[int, float] | None = None
 
     async def check(
         self, members: Iterable[Member], leads: Callable[[int], bool] = lambda _shard: False, version: str = ""
     ) -> None:
-        """Compare after each sign of life. `leads` tells the shards of this pod."""
+        """Compare after each sign of life. `leads` says which are the shards of this pod."""
         identity = self._identity
         mine = list(filter(leads, range(identity.shards)))
         turn, self._beats = self._beats, self._beats + 1
@@ -203,12 +203,12 @@ class IdentityWatch:
             if self._disagreed is None:
                 raise
             self._disagreed(error)
-        for name in [name for name in identity.losses if name not in self._told]:
+        for name in [name for name in identity.losses if name not in self._logged]:
             self._beats = 0  # the other shards may have lost something too
             _losses_log.error(
                 "data was lost", what=str(identity.losses[name]), acknowledge="timers doctor --acknowledge"
             )
-        self._told = set(identity.losses)
+        self._logged = set(identity.losses)
         if identity.foreign != self._foreign:
             self._foreign = identity.foreign
             if self._foreign:

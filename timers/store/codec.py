@@ -174,8 +174,8 @@ def _ms(number: int) -> int:
     return number
 
 
-def encode_end(timer: Timer, after: Transition, *, pod: str, took: str, form: int) -> bytes:
-    """What `settle` is told of the end of a run: a line of who, since when it fails, and the newest history entry, but
+def encode_end(timer: Timer, after: Transition, *, pod: str, timings: str, form: int) -> bytes:
+    """What `settle` receives of the end of a run: a line of who, since when it fails, and the newest history entry, but
     for its time, which the server knows; then the record without that entry. `timer` is as it was claimed."""
     stored = timer.history
     if not isinstance(stored, StoredHistory):
@@ -192,7 +192,7 @@ def encode_end(timer: Timer, after: Transition, *, pod: str, took: str, form: in
     else:
         counts = (version, attempt, failures, occurrence)
         head = _HEAD.pack(_TWO, letter.encode(), *counts, timer.token, timer.created_ms, due_ms)
-    entry = f"{letter} {attempted} {pod} {took} - {encode_cause(*cause)}"
+    entry = f"{letter} {attempted} {pod} {timings} - {encode_cause(*cause)}"
     line = f"{timer.prefix} {timer.id} {since or '-'} {entry}\n".encode()
     spec = stored.spec if changed is None else encode(changed).encode()
     begun = b"" if progress is NO_PROGRESS else encode_progress(progress).encode()
@@ -295,8 +295,8 @@ class StoredHistory(Sequence[HistoryEntry]):
 def _entry(line: str) -> HistoryEntry:
     at, status, attempt, pod, times, processor, said = line.split(" ", 6)
     cause, _, text = said.partition(" ")
-    late_ms, *took = [None] if times == "-" else [int(ms) if ms else None for ms in times.split("+")]
-    claim_ms, queue_ms, run_ms = (late_ms, *took) if took else (None, None, None)
+    late_ms, *timings = [None] if times == "-" else [int(ms) if ms else None for ms in times.split("+")]
+    claim_ms, queue_ms, run_ms = (late_ms, *timings) if timings else (None, None, None)
     return HistoryEntry(
         _ms(int(at)),
         STATUSES[status],
@@ -304,7 +304,7 @@ def _entry(line: str) -> HistoryEntry:
         None if pod == "-" else pod,
         cause,
         text,
-        None if took else late_ms,
+        None if timings else late_ms,
         None if processor == "-" else processor,
         claim_ms,
         queue_ms,

@@ -124,8 +124,8 @@ class DbIdentity:
         """Losses that nobody has acknowledged, as last seen."""
         self.foreign = ""
         """A sentence about a number of shards that a stranger has written and nobody has acknowledged."""
-        self.marks: dict[int, int] = {}
-        """By shard: the newest known mark of progress."""
+        self.checkpoints: dict[int, int] = {}
+        """By shard: the newest known checkpoint."""
         self.timers: dict[int, int] = {}
         """By shard: about how many timers it had when last counted."""
         self._seen_ms = 0
@@ -147,7 +147,7 @@ class DbIdentity:
 
     async def refresh(self) -> None:
         """Read the db's identity, if it has one, and its losses. Changes nothing in the db. An epoch other than the one
-        under which timers were armed is left to `mark`. Raises ConfigurationError if the db cannot be used: it has
+        under which timers were armed is left to `check`. Raises ConfigurationError if the db cannot be used: it has
         another number of shards or a newer format, or cannot be read."""
         meta = await self._change("look")
         self.losses, self.foreign = ({}, "") if meta is None else (meta.losses, meta.foreign)
@@ -187,7 +187,7 @@ class DbIdentity:
         if it cannot read it."""
         epoch, meta = self.epoch, None
         try:
-            with suppress(ConfigurationError):  # nobody can read the meta, which `renew` mends
+            with suppress(ConfigurationError):  # nobody can read the meta, which `renew` repairs
                 meta = await self._change("arm", epoch)
             await self._accept(meta)
         except TooNew as error:
@@ -199,7 +199,7 @@ class DbIdentity:
                 await self._redis.set(f"{keys.root(shard)}epoch", self.stamp)
 
     async def raise_format(self, form: int, version: str) -> None:
-        """Let records be written in a newer format, which all live pods read, after the grace. `version` is told to
+        """Let records be written in a newer format, which all live pods read, after the grace. `version` is given to
         those that cannot read it."""
         self._take(await self._change("raise", str(form), version))
         await self._stamp()
@@ -234,25 +234,25 @@ class DbIdentity:
         known = (self.epoch, _fresh(), str(self.form), str(self.shards), armed, closed, str(self._seen_ms))
         meta = await self._change("renew", *known, str(sum(self.timers.values())))
         if meta is None or meta.epoch != self.epoch:
-            self.marks.clear()
+            self.checkpoints.clear()
             self.timers.clear()
             self._counted.clear()
         self._take(meta)
 
     async def check(self, mine: Sequence[int], others: Sequence[int] = ()) -> None:
         """Check whether it is still the same db, and renew the epoch if it is gone. Mark the progress of the shards
-        that are `mine`, look at the marks of `others`, and find those that went back in time. Raises as `renew`."""
-        epoch, known = self.epoch, [(shard, str(self.marks.get(shard, 0))) for shard in (*mine, *others)]
+        that are `mine`, read the checkpoints of `others`, and find those that went back in time. Raises as `renew`."""
+        epoch, known = self.epoch, [(shard, str(self.checkpoints.get(shard, 0))) for shard in (*mine, *others)]
         acts = ["mark"] * len(mine) + ["look"] * len(others)
-        marks = zip(known, acts, strict=True)
-        calls = [scripts.ScriptCall("mark", keys.root(shard), [mark, act]) for (shard, mark), act in marks]
+        checkpoints = zip(known, acts, strict=True)
+        calls = [scripts.ScriptCall("mark", keys.root(shard), [newest, act]) for (shard, newest), act in checkpoints]
         try:
-            marked = await scripts.run_all(self._redis, calls, self._wake) if calls else []
+            replies = await scripts.run_all(self._redis, calls, self._wake) if calls else []
             with scripts.reachable():
                 fields: dict[Any, Any] = await self._redis.hgetall(keys.META)
             meta = _meta([*chain(*fields.items())])
         except (ResponseError, RedisRights, ConfigurationError):
-            # Nobody can read the meta, which `renew` mends, or a shard could not be marked.
+            # Nobody can read the meta, which `renew` repairs, or a shard has no checkpoint.
             await (self.renew() if epoch else self.refresh())
             if epoch == self.epoch:
                 raise
@@ -261,16 +261,16 @@ class DbIdentity:
         if meta is not None and meta.wrong and epoch == self.epoch:
             self._take(await self._change("mend"))
         await self._stamp()
-        if epoch == self.epoch:  # an emptied db has no marks either, but that is another kind of loss
-            await self._take_marks({shard: reply[1:] for (shard, _), reply in zip(known, marked, strict=True)})
+        if epoch == self.epoch:  # an emptied db has no checkpoints either, but that is another kind of loss
+            await self._take_checkpoints({shard: reply[1:] for (shard, _), reply in zip(known, replies, strict=True)})
 
-    async def _take_marks(self, marked: Mapping[int, Sequence[bytes]]) -> None:
-        """Remember the newest marks; report the shards in which the newest known one is missing."""
+    async def _take_checkpoints(self, replies: Mapping[int, Sequence[bytes]]) -> None:
+        """Remember the newest checkpoints; report the shards in which the newest known one is missing."""
         lost: list[str] = []
-        for shard, (newest, behind) in marked.items():
+        for shard, (newest, behind) in replies.items():
             if not newest:
-                lost += (str(shard), behind.decode(), str(self.marks[shard]), str(self.timers.get(shard, 0)))
-            self.marks[shard] = int(newest or 0)
+                lost += (str(shard), behind.decode(), str(self.checkpoints[shard]), str(self.timers.get(shard, 0)))
+            self.checkpoints[shard] = int(newest or 0)
         if lost:
             self._take(await self._change("lose", self.epoch, *lost))
 
@@ -361,9 +361,9 @@ def _form(fields: Mapping[str, str]) -> int:
     if int(written) > READS:
         raised = _RAISED.fullmatch(fields.get("raised", ""))
         by = raised[3] if raised else None
-        told = f" since {format_time(int(raised[1]))}, by version {by}" if raised and by else ""
+        since = f" since {format_time(int(raised[1]))}, by version {by}" if raised and by else ""
         raise TooNew(
-            f"the db has records of format {written}{told}; this version reads formats up to {READS}. "
+            f"the db has records of format {written}{since}; this version reads formats up to {READS}. "
             f"Use {f'version {by}' if by else 'the version that wrote them'}, or a later one"
         )
     return int(written)

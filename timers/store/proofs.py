@@ -279,12 +279,12 @@ def _is_foreign(key: bytes, served: Callable[[str], bool]) -> bool:
 
 async def latency(store: Store) -> Check:
     """How long a call takes."""
-    took: list[float] = []
+    rounds_ms: list[float] = []
     for _ in range(CALLS):
         began = time.monotonic()
         await store.now_ms()
-        took.append((time.monotonic() - began) * 1000)
-    median_ms = statistics.median(took)
+        rounds_ms.append((time.monotonic() - began) * 1000)
+    median_ms = statistics.median(rounds_ms)
     said, means = (
         f"a call takes {median_ms:.1f} ms",
         "a timer starts after three or four calls, so it is late by that much",

@@ -208,7 +208,7 @@ async def due(store: Store) -> tuple[list[Due], int]:
     return list(found.values()), now_ms
 
 
-async def heads(store: Store, *, blocked: bool = True) -> dict[str, int]:
+async def earliest_due(store: Store, *, blocked: bool = True) -> dict[str, int]:
     """The earliest due time of each prefix with scheduled timers; without `blocked`, of those that may run now."""
     found: dict[str, int] = {}
     indexes = ("heads", "held") if blocked else ("heads",)

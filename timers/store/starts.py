@@ -35,9 +35,9 @@ async def due_load(store: Store, *, step_ms: int, steps: int, wanted: Filter = A
     """How many timers are due in each step from now on, and whether that is all of them: false if there were too many
     queues to count. Bare keys that were not adopted are not counted. Raises Unavailable."""
     now_ms = await store.now_ms()
-    heads = await _heads(store, now_ms + step_ms * steps, wanted)
+    by_shard = await _earliest_queues(store, now_ms + step_ms * steps, wanted)
     counts = [0] * steps
-    for shard, queues in enumerate(heads):
+    for shard, queues in enumerate(by_shard):
         prefixes = [prefix for _, prefix in queues[:QUEUES_LIMIT]]
         batches = [prefixes[i : i + QUEUES_A_CALL] for i in range(0, len(prefixes), QUEUES_A_CALL)]
         for start in range(0, len(batches), CALLS_AT_ONCE):
@@ -45,13 +45,13 @@ async def due_load(store: Store, *, step_ms: int, steps: int, wanted: Filter = A
             calls = [ScriptCall("coming", keys.root(shard), [step_ms, steps, *batch]) for batch in some]
             for _, found in await store.run_all(calls):
                 counts = [a + int(b) for a, b in zip(counts, found, strict=False)]
-    return counts, all(len(queues) <= QUEUES_LIMIT for queues in heads)
+    return counts, all(len(queues) <= QUEUES_LIMIT for queues in by_shard)
 
 
 async def next_timers(store: Store, most: int, wanted: Filter = ALL) -> list[Timer]:
     """The timers that are due first, over all queues of the prefixes that the filter covers. Raises Unavailable."""
-    heads = await _heads(store, None, wanted, most + OWN_QUEUES if wanted.is_of_all else QUEUES_LIMIT)
-    first = nsmallest(most, ((due, shard, prefix) for shard, queue in enumerate(heads) for due, prefix in queue))
+    by_shard = await _earliest_queues(store, None, wanted, most + OWN_QUEUES if wanted.is_of_all else QUEUES_LIMIT)
+    first = nsmallest(most, ((due, shard, prefix) for shard, queue in enumerate(by_shard) for due, prefix in queue))
     found: list[Timer] = []
     for _, shard, prefix in first:
         asked: list[Argument] = ["due", prefix, "-inf", "+inf", "", "", most, PAGE_BYTES]
@@ -62,7 +62,7 @@ async def next_timers(store: Store, most: int, wanted: Filter = ALL) -> list[Tim
     return nsmallest(most, found, key=lambda timer: timer.due_ms)
 
 
-async def _heads(
+async def _earliest_queues(
     store: Store, before_ms: int | None, wanted: Filter, most: int = QUEUES_LIMIT
 ) -> list[list[tuple[float, str]]]:
     """The queues of each shard that are due first, with their due times; at most one more than are counted."""
@@ -72,7 +72,7 @@ async def _heads(
             asked.zrangebyscore(f"{keys.root(shard)}heads", "-inf", high, 0, most + 1, withscores=True)
         answers = await read(asked, [])
     covers = wanted.covering()
-    return [[(due, keys.text(name)) for name, due in heads if covers(keys.text(name))] for heads in answers]
+    return [[(due, keys.text(name)) for name, due in queues if covers(keys.text(name))] for queues in answers]
 
 
 RINGS: Final[Mapping[str, tuple[int, int]]] = {"hour": (60, 60_000), "day": (48, 1_800_000)}

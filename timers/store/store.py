@@ -79,12 +79,12 @@ class Touched:
 
 
 class Settlement(NamedTuple):
-    """The end of a run: the timer as it was claimed (its token is the proof) and what follows. `took` tells the history
-    how long claiming, waiting and running took: `<ms or nothing>+<ms>+<ms>`, or `-`."""
+    """The end of a run: the timer as it was claimed (its token is the proof) and what follows. `timings` say how long
+    claiming, waiting and running took: `<ms or nothing>+<ms>+<ms>`, or `-`."""
 
     timer: Timer
     transition: Transition
-    took: str = "-"
+    timings: str = "-"
 
 
 class Store:
@@ -135,20 +135,20 @@ class Store:
         def head(places: Sequence[int]) -> Sequence[scripts.Argument]:
             return edit_lock_ms, "" if room is None else sum(place < room for place in places)
 
-        told = await self.tell("arm", identities, lines, head=head, words=2, via=via)
-        return [self._armed(a, *said) for a, said in zip(armings, told, strict=True)]
+        answers = await self.run_lines("arm", identities, lines, head=head, words=2, via=via)
+        return [self._armed(a, *said) for a, said in zip(armings, answers, strict=True)]
 
     async def arm_one(self, arming: Arming, *, edit_lock_ms: int = 0, via: DedicatedConnection | None = None) -> Reply:
         """As `arm`, for one timer, in half the CPU."""
         if self.identity.epoch:
             shard = self.shard_of(arming.prefix, arming.id)
             arguments = (self.identity.stamp, self.identity.writes, edit_lock_ms, "", _arming(arming))
-            told = await self.run("arm", shard, arguments, via=via)
-            if told[0] != b"foreign":
-                return self._armed(arming, *told)
+            answer = await self.run("arm", shard, arguments, via=via)
+            if answer[0] != b"foreign":
+                return self._armed(arming, *answer)
         return (await self.arm([arming], edit_lock_ms=edit_lock_ms, via=via))[0]
 
-    async def tell(
+    async def run_lines(
         self,
         name: str,
         identities: Sequence[Identity],
@@ -163,12 +163,12 @@ class Store:
         the arguments that come before a batch of lines."""
         if identities and not self.identity.epoch:
             await self.identity.make()
-        told: dict[int, tuple[Any, ...]] = {}
+        answers: dict[int, tuple[Any, ...]] = {}
         for _ in range(FOUNDING_TRIES):
             stamp, form = self.identity.stamp, self.identity.writes
             batches = [
                 (shard, places[start : start + ARM_LIMIT])
-                for shard, places in self.by_shard(identities, told).items()
+                for shard, places in self.by_shard(identities, answers).items()
                 for start in range(0, len(places), ARM_LIMIT)
             ]
             calls = [
@@ -181,16 +181,16 @@ class Store:
             try:
                 replies = await self.run_all(calls, via)
             except Unavailable as error:
-                error.nothing_done = error.nothing_done and not told
+                error.nothing_done = error.nothing_done and not answers
                 raise
             for (shard, places), reply in zip(batches, replies, strict=True):
                 if reply[1] == b"foreign":
                     foreign.add(shard)
                     continue
                 for i, place in enumerate(places):
-                    told[place] = tuple(reply[1 + words * i : 1 + words * (i + 1)])
-            if len(told) == len(identities):
-                return [told[place] for place in range(len(identities))]
+                    answers[place] = tuple(reply[1 + words * i : 1 + words * (i + 1)])
+            if len(answers) == len(identities):
+                return [answers[place] for place in range(len(identities))]
             await self.identity.found(foreign)
         raise Unavailable("the db keeps being emptied or given another epoch")
 
@@ -345,7 +345,7 @@ class Store:
         arguments: list[scripts.Argument] = [("" if retention_ms else "cx") + ("" if keeps_failed else "fu")]
         form = self.identity.writes
         arguments += [
-            codec.encode_end(timer, after, pod=pod, took=took, form=form) for timer, after, took in settlements
+            codec.encode_end(timer, after, pod=pod, timings=timings, form=form) for timer, after, timings in settlements
         ]
         with self.connections.borrowed() as connection:
             return [code.decode() for code in await self.run("settle", shard, arguments, via=connection)]
@@ -395,22 +395,22 @@ class Store:
     async def _one(self, name: str, prefix: str, timer_id: str, arguments: Sequence[scripts.Argument]) -> Reply:
         return self._answer(prefix, timer_id, *await self.run(name, self.shard_of(prefix, timer_id), arguments))
 
-    def _armed(self, arming: Arming, code: bytes, told: bytes) -> Reply:
+    def _armed(self, arming: Arming, code: bytes, words: bytes) -> Reply:
         """For a new timer the script returns only the due time and the creation; everything else is known."""
         if code != b"created":
-            return self._answer(arming.prefix, arming.id, code, told)
-        due_ms, created_ms = map(int, told.split())
+            return self._answer(arming.prefix, arming.id, code, words)
+        due_ms, created_ms = map(int, words.split())
         timer = codec.new_record(
             arming.prefix, arming.id, due_ms=due_ms, created_ms=created_ms, spec=arming.spec, progress=arming.progress
         )
         return Reply("created", timer)
 
-    def _answer(self, prefix: str, timer_id: str, code: bytes, told: bytes | None) -> Reply:
-        if code == b"rights" and told:
-            return Reply("rights", None, self.refusals.denied(told.decode()))
-        if code == b"newer" and told:
-            return Reply("newer", None, self.refusals.met_newer(f"{prefix}:{timer_id}", told))
-        return Reply(code.decode(), codec.readable(prefix, timer_id, told) if told else None)
+    def _answer(self, prefix: str, timer_id: str, code: bytes, record: bytes | None) -> Reply:
+        if code == b"rights" and record:
+            return Reply("rights", None, self.refusals.denied(record.decode()))
+        if code == b"newer" and record:
+            return Reply("newer", None, self.refusals.met_newer(f"{prefix}:{timer_id}", record))
+        return Reply(code.decode(), codec.readable(prefix, timer_id, record) if record else None)
 
     def run(
         self, name: str, shard: int, arguments: Sequence[scripts.Argument], *, via: DedicatedConnection | None = None

@@ -214,7 +214,7 @@ class TimerLab:
         stays."""
         before = None
         while before != (before := (len(self.runs), engine.executing)):
-            engine.claim([prefix for prefix, due_ms in (await self._heads()).items() if due_ms <= self._now_ms])
+            engine.claim([prefix for prefix, due_ms in (await self._earliest_due()).items() if due_ms <= self._now_ms])
             await self._until_quiet(engine, until_ms)
 
     async def _until_quiet(self, engine: Engine, until_ms: float) -> None:
@@ -242,12 +242,12 @@ class TimerLab:
         """The next time at which something happens: a timer becomes due, or a wait is over."""
         while self._waiting and self._waiting[0][2].cancelled:
             heapq.heappop(self._waiting)
-        heads = [due_ms for due_ms in (await self._heads()).values() if due_ms > self._now_ms]
-        return min([*heads, *(at_ms for at_ms, _, _ in self._waiting[:1])], default=float("inf"))
+        due_times = [due_ms for due_ms in (await self._earliest_due()).values() if due_ms > self._now_ms]
+        return min([*due_times, *(at_ms for at_ms, _, _ in self._waiting[:1])], default=float("inf"))
 
-    async def _heads(self) -> dict[str, int]:
-        heads = await queries.heads(self._store)
-        return {prefix: due_ms for prefix, due_ms in heads.items() if self._serves(prefix)}
+    async def _earliest_due(self) -> dict[str, int]:
+        due_times = await queries.earliest_due(self._store)
+        return {prefix: due_ms for prefix, due_ms in due_times.items() if self._serves(prefix)}
 
     def _serves(self, prefix: str) -> bool:
         return self._engine is not None and self._engine.serves(prefix)
