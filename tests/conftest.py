@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 HEAVY: Final = (
-    *("dashboard/test_browser", "docs/test_readme", "store/test_strangers", "store/test_quota", "cli/test_pods"),
+    *("dashboard/test_browser", "docs/test_readme", "store/test_foreign_values", "store/test_quota", "cli/test_pods"),
     *("chaos/test_pods_killed", "chaos/test_pods_stopped", "life/test_restore", "upgrade/test_side_by_side"),
     *("docker/test_image", "docker/test_alerts", "doctor/test_doctor", "engine/test_rescues", "engine/test_blocked"),
     *("cli/test_serve_with_keys", "cli/test_mixed_fleet", "chaos/test_server_away", "install/test_install"),

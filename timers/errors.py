@@ -232,7 +232,7 @@ class Unavailable(
     effect: repeat it with PUT, or as a create with an id and `if_exists: keep`.
 
     Each timer of the call was done fully or not at all. `nothing_done` is set if it is known that nothing was done. The
-    identity of the db may also be what cannot be read, because a stranger wrote to it."""
+    identity of the db may also be what cannot be read, because another program wrote to it."""
 
     def __init__(self, text: str, *, nothing_done: bool = False) -> None:
         self.nothing_done = nothing_done

@@ -249,7 +249,7 @@ class Registry:
         """The processor of this pod with the longest prefix that serves `prefix`; None if this pod has none, or is
         limited to other prefixes. Another pod may have a longer one."""
         if prefix not in self._known:
-            # A stranger could invent any number of prefixes, so a cache that is full is emptied.
+            # Callers can invent any number of prefixes, so a cache that is full is emptied.
             if len(self._known) >= 100_000:
                 self._known.clear()
             self._known[prefix] = self._search(prefix)

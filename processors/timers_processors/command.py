@@ -9,15 +9,15 @@ from pathlib import Path
 
 def main() -> None:
     """Run the command line of this process and exit."""
-    stranger = shadowing()
-    if stranger is not None:
+    shadow = shadowing()
+    if shadow is not None:
         sys.exit(
-            f"timers: {stranger} hides the installed package `timers`; rename it, or take its folder out of PYTHONPATH"
+            f"timers: {shadow} hides the installed package `timers`; rename it, or take its folder out of PYTHONPATH"
         )
     if sys.argv[1:] == ["--version"]:  # scripts and prompts ask this, and must not wait for the imports below
         sys.stdout.write(f"timers {version('redis-timers')}\n")
         return
-    from timers.cli import main as command  # noqa: PLC0415 (a stranger's module of that name would not have it)
+    from timers.cli import main as command  # noqa: PLC0415 (a shadowing module of that name would not have it)
 
     command()
 

@@ -26,7 +26,7 @@ PREFIX_ALLOWED = set("abcdefghijklmnopqrstuvwxyz0123456789_.-")
 ODD = [*map(chr, range(128)), "ä", "\u0430", "\u2028", "\u202e", "\uff0f", "😀", "\x80", "\xa0"]
 
 
-async def strangers_keys(redis: Redis) -> list[str]:
+async def foreign_keys(redis: Redis) -> list[str]:
     """All keys whose names contain something from callers."""
     names = [name.decode() if isinstance(name, bytes) else name for name in await redis.keys("*")]
     return [name for name in names if not name.startswith("timers:")]
@@ -44,7 +44,7 @@ async def test_every_character_in_a_body_is_taken_as_it_is_or_refused(api: Api, 
             assert (await api.call("GET", reply.headers["Location"])).body[field] == name
         else:
             assert reply.bad_fields() == [field]
-    triggers = await strangers_keys(redis)
+    triggers = await foreign_keys(redis)
     assert len(triggers) == len(allowed & set(ODD))
     assert all(set(key) <= ALLOWED | set("{}") for key in triggers)
 
@@ -57,7 +57,7 @@ async def test_every_character_in_an_address_is_taken_as_it_is_or_refused(api: A
         expected = ({201, 200} if method == "PUT" else {404}) if odd in ALLOWED else {422, 404, 400}
         assert reply.status in expected, (odd, reply)
         (await api.call(method, f"/v1/timers/te{quote(odd, safe='')}st/one", bodies.get(method)))
-    assert all(set(key) <= ALLOWED | set("{}") for key in await strangers_keys(redis))
+    assert all(set(key) <= ALLOWED | set("{}") for key in await foreign_keys(redis))
 
 
 @pytest.mark.parametrize(

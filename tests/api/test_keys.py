@@ -204,12 +204,12 @@ async def test_revoking_a_mistyped_key_closes_no_open_api(open_api: Api) -> None
     assert (await open_api.call("GET", "/v1/stats")).status == 200
 
 
-async def test_a_strangers_value_in_place_of_the_meta_closes_an_open_api_only_as_long_as_it_is_there(
+async def test_a_foreign_value_in_place_of_the_meta_closes_an_open_api_only_as_long_as_it_is_there(
     open_api: Api, redis: Redis
 ) -> None:
     """Nobody can tell meanwhile whether a key was ever kept."""
     await open_api.store.identity.join()
-    await redis.set("timers:meta", "a stranger's")
+    await redis.set("timers:meta", "foreign")
     (await open_api.call("GET", "/v1/stats")).problem(401, "unauthorized")
     await open_api.store.identity.check([])
     assert (await open_api.call("GET", "/v1/stats")).status == 200

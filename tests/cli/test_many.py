@@ -127,7 +127,7 @@ def test_doctor_shows_what_a_finding_means_and_what_mends_it(timers: CommandLine
 
 
 def test_doctor_examines_a_db_that_no_other_command_opens(timers: CommandLine, redis: Redis) -> None:
-    redis.set("timers:meta", "a stranger's")
+    redis.set("timers:meta", "foreign")
     assert "cannot be used" in timers("ls").refusal()
     shown = timers("doctor", "-o", "json")
     assert (shown.code, levels(shown.json)["data"]) == (1, "fail")

@@ -91,7 +91,7 @@ async def test_however_large_the_pages_only_so_many_bytes_are_kept(
 
 @pytest.mark.every_server
 @pytest.mark.parametrize("key", ["timers:keys", "timers:meta"])
-async def test_a_strangers_value_in_the_place_of_the_keys_is_503(family: Family, key: str, tmp_path: Path) -> None:
+async def test_a_foreign_value_in_the_place_of_the_keys_is_503(family: Family, key: str, tmp_path: Path) -> None:
     entries = " ".join(each.entry for each in KEYS)
     async with (
         await start_server(family, tmp_path) as server,
@@ -108,7 +108,7 @@ async def test_a_strangers_value_in_the_place_of_the_keys_is_503(family: Family,
         assert (await visitor.post("/ui/keys", {"prefixes": "mine", "right": "read"})).status == 503
 
 
-async def test_a_strangers_value_in_the_place_of_the_session_secret_is_503(guest: Visitor, redis: Redis) -> None:
+async def test_a_foreign_value_in_the_place_of_the_session_secret_is_503(guest: Visitor, redis: Redis) -> None:
     await redis.sadd("timers:{access}:session", "x")
     assert (await guest.sign_in(EVERYTHING)).status == 503
     assert (await guest.get("/")).status == 303  # whoever is not signed in

@@ -333,7 +333,7 @@ async def test_a_page_listens_while_it_is_seen_and_shows_what_is_new(api: Api, r
     watched.assert_quiet(api.server.url)
 
 
-@pytest.mark.parametrize("trouble", ["no answer", "an error", "a stranger's error"])
+@pytest.mark.parametrize("trouble", ["no answer", "an error", "a foreign error"])
 async def test_the_last_state_stays_with_its_age_while_the_service_fails(
     api: Api, watched: Watched, trouble: str
 ) -> None:
@@ -343,7 +343,7 @@ async def test_the_last_state_stays_with_its_age_while_the_service_fails(
     await page.goto(f"{api.server.url}/")
     answers: dict[str, dict[str, Any]] = {
         "an error": {"status": 503, "content_type": "text/html", "body": '<main id="main">Redis is away</main>'},
-        "a stranger's error": {"status": 502, "content_type": "text/html", "body": "<h1>Bad gateway</h1>"},
+        "a foreign error": {"status": 502, "content_type": "text/html", "body": "<h1>Bad gateway</h1>"},
     }
 
     async def answer(route: Route) -> None:

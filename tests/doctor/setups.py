@@ -96,7 +96,7 @@ async def lose(store: Store) -> None:
 
 
 async def overwrite_meta(store: Store) -> None:
-    await store.connections.commands.set("timers:meta", "a stranger's")
+    await store.connections.commands.set("timers:meta", "foreign")
 
 
 async def lose_an_index(store: Store) -> None:
@@ -170,8 +170,8 @@ async def _claimed(store: Store) -> bool:
 
 
 async def displace(store: Store) -> None:
-    """Leave a stranger's value in the place to which the scripts move such values."""
-    await store.connections.commands.set("timers:{0}:displaced:timers:{0}:nonsense", "a stranger's")
+    """Leave a foreign value in the place to which the scripts move such values."""
+    await store.connections.commands.set("timers:{0}:displaced:timers:{0}:nonsense", "foreign")
 
 
 async def fail_to_save(store: Store) -> None:

@@ -190,7 +190,7 @@ async def test_a_deep_folder_gets_its_socket_elsewhere(family: Family, tmp_path:
     assert not path.parent.exists()
 
 
-async def test_a_strangers_socket_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_foreign_socket_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The path of pytest's folder may already be too long for a socket.
     shallow = tempfile.mkdtemp(prefix="t-")
     monkeypatch.setattr(tempfile, "tempdir", shallow)

@@ -153,7 +153,7 @@ async def test_results_cached_for_old_peers_are_forgotten_with_the_next_beat() -
 
 
 async def test_a_pod_whose_sign_says_nothing_is_no_rival() -> None:
-    """Its entry is a stranger's, or of a version that writes other fields."""
+    """Its entry is foreign, or of a version that writes other fields."""
     views = await fleet_of(sign("a"), Member("odd"))
     assert views["a"].mine(0, "note", "x")
     assert views["a"].rank(0) == 0

@@ -121,7 +121,7 @@ async def test_cancelling_it_over_http_soon_deletes_the_key(fleet: Fleet, send: 
     await eventually(gone, "the key is deleted")
 
 
-STRANGERS = {
+FOREIGN = {
     "session:of-nobody": ("string", ("SET", "session:of-nobody", "1", "PX", HOUR)),
     "note:for-ever": ("string", ("SET", "note:for-ever", "1")),
     "note:hash": ("hash", ("HSET", "note:hash", "field", "1")),
@@ -132,13 +132,13 @@ STRANGERS = {
 }
 
 
-async def test_keys_of_strangers_are_left_alone(fleet: Fleet, send: Client) -> None:
+async def test_foreign_keys_are_left_alone(fleet: Fleet, send: Client) -> None:
     """Keys of a prefix without processor, without a TTL, of another type, or with a name that no timer can have."""
     calls = Calls()
-    for _, command in STRANGERS.values():
+    for _, command in FOREIGN.values():
         await send(*command)
     await send("PEXPIRE", "note:hash", HOUR)
-    before = {key: await fleet.redis.dump(key) for key in STRANGERS}
+    before = {key: await fleet.redis.dump(key) for key in FOREIGN}
     await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
     for timer_id in ("first", "second"):
         # A later scan than the one of the first key finds the second; by then all other keys have been seen.
@@ -148,6 +148,6 @@ async def test_keys_of_strangers_are_left_alone(fleet: Fleet, send: Client) -> N
     await send("PEXPIRE", "note:second", SOON)
     await fleet.completed("second")
     assert calls.ids == ["second"]
-    assert {key: await fleet.redis.dump(key) for key in STRANGERS} == before
-    assert {key: await send("TYPE", key) for key in STRANGERS} == {key: kind for key, (kind, _) in STRANGERS.items()}
+    assert {key: await fleet.redis.dump(key) for key in FOREIGN} == before
+    assert {key: await send("TYPE", key) for key in FOREIGN} == {key: kind for key, (kind, _) in FOREIGN.items()}
     assert {timer.id async for timer in fleet.client.iterate()} == {"first", "second"}

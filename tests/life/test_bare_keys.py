@@ -62,7 +62,7 @@ class TestChanges:
         assert await fleet.redis.pttl("note:{0}:x") > 0
 
     @pytest.mark.parametrize("score", ["inf", "-inf", "1e300"])
-    async def test_a_strangers_score_among_the_known_keys_stopped_the_adoption_of_all(
+    async def test_a_foreign_score_among_the_known_keys_stopped_the_adoption_of_all(
         self, fleet: Fleet, score: str
     ) -> None:
         await fleet.redis.zadd("timers:{0}:bare", {"note:odd": float(score), "note:x": float(score)})

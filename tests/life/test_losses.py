@@ -88,11 +88,11 @@ async def test_a_flushed_db_takes_timers_again_and_runs_them(fleet: Fleet) -> No
     assert sorted(calls.ids) == ["a", "b", "c"]
 
 
-async def test_the_meta_that_a_stranger_overwrites_is_made_again(fleet: Fleet) -> None:
+async def test_the_meta_that_another_program_overwrites_is_made_again(fleet: Fleet) -> None:
     pod = await fleet.pod(Calls())
     await fleet.client.create("note", "x", delay="1h")
     await known([pod], 1)
-    await fleet.redis.set(keys.META, "a stranger's")
+    await fleet.redis.set(keys.META, "foreign")
     assert [loss.timers for loss in await losses(pod)] == [1]
     assert (await pod.client.get("note", "x")).id == "x"
 
@@ -313,7 +313,7 @@ async def completed(pod: Pod, timer_id: str) -> None:
     await eventually(look, f"note:{timer_id} is completed")
 
 
-async def test_a_number_of_shards_that_a_stranger_writes_stops_no_pod(fleet: Fleet) -> None:
+async def test_a_number_of_shards_that_another_program_writes_stops_no_pod(fleet: Fleet) -> None:
     calls = Calls()
     with capture_logs() as logs:
         pods = [await fleet.pod(calls, name=name) for name in ("a", "b")]

@@ -144,18 +144,18 @@ async def lease_ended(store: Store, timer: Timer) -> None:
 
 
 async def put_list(redis: Any, key: str) -> None:
-    """Replace a key by a stranger's list."""
+    """Replace a key by a foreign list."""
     await redis.delete(key)
-    await redis.rpush(key, "a stranger's")
+    await redis.rpush(key, "foreign")
 
 
 async def put_in_place_of_lease(store: Store, timer: Timer, kind: str) -> None:
-    """Replace the lease by a stranger's key: a `string`, a `string with a TTL` or a `list`."""
+    """Replace the lease by a foreign key: a `string`, a `string with a TTL` or a `list`."""
     redis, key = store.connections.commands, lease_key(timer)
     if kind == "list":
         await put_list(redis, key)
     else:
-        await redis.set(key, b"\xff stranger", px=3_600_000 if "TTL" in kind else None)
+        await redis.set(key, b"\xff foreign", px=3_600_000 if "TTL" in kind else None)
 
 
 def lease_key(timer: Timer) -> str:

@@ -170,14 +170,14 @@ async def test_an_entry_without_a_record_is_quarantined(store: Store) -> None:
     ("key", "found"),
     [("due:reminder", "due"), ("heads", "heads"), ("held", ""), ("counts", "counts"), ("prefixes", "prefixes")],
 )
-async def test_a_strangers_value_in_place_of_an_index_is_moved_aside(store: Store, key: str, found: str) -> None:
+async def test_a_foreign_value_in_place_of_an_index_is_moved_aside(store: Store, key: str, found: str) -> None:
     await armed(store, due=HOUR)
     redis, name = store.connections.commands, f"timers:{{0}}:{key}"
-    await redis.set(name, "a stranger's")
+    await redis.set(name, "foreign")
     looked = [seen async for seen in compare(store, 0) if seen]
     assert looked or key == "held"
     assert (await repaired(store))[found] == bool(found)
-    assert await redis.get(f"timers:{{0}}:displaced:{name}") == b"a stranger's"
+    assert await redis.get(f"timers:{{0}}:displaced:{name}") == b"foreign"
 
 
 async def test_records_of_a_prefix_that_lost_counts_heads_and_indexes_are_uncounted(store: Store) -> None:

@@ -447,8 +447,8 @@ async def test_a_scan_finds_names_and_values(store: Store) -> None:
     await redis.set("reminder:a", "1", px=HOUR_MS)
     await redis.hset("reminder:hash", "x", "1")
     await redis.pexpire("reminder:hash", HOUR_MS)
-    for stranger in ("UPPER:a", "no-colon", "a:b c"):
-        await redis.set(stranger, "x")
+    for foreign in ("UPPER:a", "no-colon", "a:b c"):
+        await redis.set(foreign, "x")
     await armed(store, "service-made", due="+3600000")
     found, cursor = [], -1
     while cursor:

@@ -126,7 +126,7 @@ async def test_a_timer_is_claimed_by_one_pod_only(store: Store) -> None:
 async def test_a_timer_with_a_lease_is_left_until_the_lease_ends(store: Store) -> None:
     """A lease of any pod means that a run may be in progress."""
     timer = await armed(store)
-    await store.connections.commands.set(lease_key(timer), "stranger 1", px=3_600_000)
+    await store.connections.commands.set(lease_key(timer), "foreign 1", px=3_600_000)
     await armed(store, "b")
     assert [claimed.id for claimed in await claim(store)] == ["b"]
     state = await state_of(store)
@@ -136,7 +136,7 @@ async def test_a_timer_with_a_lease_is_left_until_the_lease_ends(store: Store) -
 
 
 @pytest.mark.parametrize("kind", ["string", "string with a TTL", "list"])
-async def test_a_strangers_key_in_place_of_a_lease_holds_up_no_timer(store: Store, kind: str) -> None:
+async def test_a_foreign_key_in_place_of_a_lease_holds_up_no_timer(store: Store, kind: str) -> None:
     timer = await armed(store)
     await put_in_place_of_lease(store, timer, kind)
     (claimed,) = await claim(store)
@@ -146,7 +146,7 @@ async def test_a_strangers_key_in_place_of_a_lease_holds_up_no_timer(store: Stor
 
 @pytest.mark.parametrize("status", [Status.RUNNING, Status.COMPLETED, Status.CANCELLED])
 async def test_an_entry_without_a_scheduled_timer_is_dropped(store: Store, status: Status) -> None:
-    """An interrupted script left it, or a stranger."""
+    """An interrupted script left it, or another program."""
     timer = await in_status(store, status)
     await store.connections.commands.zadd(f"timers:{{0}}:due:{PREFIX}", {"a": 1000})
     await armed(store, "b")
@@ -156,7 +156,7 @@ async def test_an_entry_without_a_scheduled_timer_is_dropped(store: Store, statu
     assert (await state_of(store)).due == {}
 
 
-async def test_a_strangers_set_over_a_trigger_loses_nothing(real: Store) -> None:
+async def test_a_foreign_set_over_a_trigger_loses_nothing(real: Store) -> None:
     timer = await armed(real, due="+1")
     await real.connections.commands.set(trigger_key(timer), "mine now")
 
@@ -168,7 +168,7 @@ async def test_a_strangers_set_over_a_trigger_loses_nothing(real: Store) -> None
     assert not await real.connections.commands.exists(trigger_key(timer))
 
 
-async def test_a_strangers_delete_of_a_trigger_loses_nothing(real: Store) -> None:
+async def test_a_foreign_delete_of_a_trigger_loses_nothing(real: Store) -> None:
     timer = await armed(real, due="+1")
     await real.connections.commands.delete(trigger_key(timer))
 

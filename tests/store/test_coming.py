@@ -81,9 +81,9 @@ async def test_a_slot_that_cannot_be_read_counts_as_empty(frozen: Store, held: b
     assert total((await past_starts(frozen))["hour"]) == {1: 1}
 
 
-async def test_a_strangers_value_in_place_of_a_ring_is_moved_aside(real: Store) -> None:
+async def test_a_foreign_value_in_place_of_a_ring_is_moved_aside(real: Store) -> None:
     redis = real.connections.commands
-    await redis.set("timers:{fired}:hour", "a stranger's")
+    await redis.set("timers:{fired}:hour", "foreign")
     await past_starts(real)
     await add_starts(real, {1: 1})
     assert total((await past_starts(real))["hour"]) == {1: 1}

@@ -142,17 +142,17 @@ async def test_a_shard_that_lost_its_epoch_is_founded_again(store: Store, epoch:
     assert await store.connections.commands.get(EPOCH) == store.identity.stamp.encode()
 
 
-async def test_a_strangers_value_in_place_of_a_shards_epoch_stops_no_arm(store: Store) -> None:
-    await store.connections.commands.rpush(EPOCH, "a stranger's")
+async def test_a_foreign_value_in_place_of_a_shards_epoch_stops_no_arm(store: Store) -> None:
+    await store.connections.commands.rpush(EPOCH, "foreign")
     await armed(store, due="+3600000")
     assert (await put(store)).code == "exists"
 
 
-async def test_an_arm_makes_a_meta_again_that_a_stranger_has_overwritten(store: Store) -> None:
+async def test_an_arm_makes_a_meta_again_that_another_program_has_overwritten(store: Store) -> None:
     """It finds out before the next sign of life, if its shard has lost its epoch too."""
     await armed(store, due="+3600000")
     before = await meta(store)
-    await store.connections.commands.set(META, "a stranger's")
+    await store.connections.commands.set(META, "foreign")
     await store.connections.commands.delete(EPOCH)
     assert (await put(store)).code == "exists"
     assert (await meta(store))["epoch"] == store.identity.epoch != before["epoch"]
@@ -259,7 +259,7 @@ async def test_a_lost_db_keeps_its_format(store: Store, later: pytest.MonkeyPatc
 
 
 async def test_a_db_whose_meta_is_something_else_is_refused(store: Store) -> None:
-    await store.connections.commands.set(META, "a stranger's")
+    await store.connections.commands.set(META, "foreign")
     for opening in (store.identity.refresh(), store.identity.make()):
         with pytest.raises(ConfigurationError, match="TIMERS_REDIS_URL cannot be used"):
             await opening
@@ -347,7 +347,7 @@ async def test_a_meta_overwritten_under_a_pod_is_made_again_and_reported(store: 
     pod = other(store, 4)
     await pod.identity.join()
     epoch = pod.identity.epoch
-    await store.connections.commands.set(META, "a stranger's")
+    await store.connections.commands.set(META, "foreign")
     await pod.identity.check([0, 1])
     found = await meta(store)
     assert found["shards"] == "4"
@@ -371,7 +371,7 @@ async def test_a_starting_pod_with_another_number_writes_nothing_beside_live_pod
 
 @pytest.mark.parametrize("is_armed", [True, False])
 @pytest.mark.parametrize("written", ["3", "many", ""])
-async def test_a_strangers_number_of_shards_counts_for_nobody_and_is_put_back(
+async def test_a_foreign_number_of_shards_counts_for_nobody_and_is_put_back(
     store: Store, written: str, *, is_armed: bool
 ) -> None:
     pod = other(store, 4)

@@ -150,7 +150,7 @@ async def test_a_run_is_left_alone_that_is_leased_of_another_queue_paused_or_los
         assert (await read(store, timer.id, timer.prefix)).version == timer.version
 
 
-async def test_a_run_whose_lease_a_stranger_has_replaced_can_be_unhandled_too(store: Store) -> None:
+async def test_a_run_whose_lease_another_program_has_replaced_can_be_unhandled_too(store: Store) -> None:
     lost = await running(store, lease_ms=1)
     await lease_ended(store, lost)
     await put_in_place_of_lease(store, lost, "list")
@@ -165,7 +165,7 @@ async def test_a_live_lease_is_not_rescued(store: Store) -> None:
 
 
 @pytest.mark.parametrize("kind", ["string", "string with a TTL", "list"])
-async def test_a_run_whose_lease_a_stranger_has_replaced_is_seen_without_one_and_rescued(
+async def test_a_run_whose_lease_another_program_has_replaced_is_seen_without_one_and_rescued(
     store: Store, kind: str
 ) -> None:
     timer = await running(store, lease_ms=1)

@@ -1,4 +1,4 @@
-"""Notifications from real servers: what is announced, how a subscription breaks, and what strangers cannot fake."""
+"""Notifications from real servers: what is announced, how a subscription breaks, and what nobody can fake."""
 
 import asyncio
 

@@ -71,11 +71,11 @@ async def test_a_full_outbox_takes_no_more_and_counts_what_it_drops(servers: Sha
         assert await outbox.drop(store, 0, entries) == 0
 
 
-async def test_a_strangers_values_in_the_place_of_its_keys_stop_nothing(real: Store) -> None:
+async def test_foreign_values_in_the_place_of_its_keys_stop_nothing(real: Store) -> None:
     redis = real.connections.commands
     for key in ("hooks", "outbox"):
-        await redis.set(f"{ROOT}{key}", "a stranger's")
-    await redis.set(keys.HOOKS, "a stranger's")
+        await redis.set(f"{ROOT}{key}", "foreign")
+    await redis.set(keys.HOOKS, "foreign")
     line = "a note timers.hook-1"
     assert await outbox.ask(real, [line], forget_ms=1000) == {line}
     assert await outbox.lengths(real, [0]) == [(frozenset(), 0)]

@@ -226,7 +226,7 @@ async def test_an_impossible_time_in_a_sign_stops_no_pod(store: Store, score: ob
     assert await store.connections.commands.zcard(f"{ROOT}seen") == 1
 
 
-async def test_a_strangers_declaration_stops_no_pod(store: Store) -> None:
+async def test_a_foreign_declaration_stops_no_pod(store: Store) -> None:
     await store.connections.commands.hset(f"{ROOT}declared", mapping={b"\xff": b"1", "Bad": "x", "odd": b"\xff x"})
     roster = await Membership(store).beat(worker("a", "note"))
     assert {p: d.at_ms > 0 for p, d in roster.declared.items()} == {"odd": False, "note": True}
@@ -244,7 +244,7 @@ async def put_nothing(redis: Any, key: str) -> None:
 
 
 @pytest.mark.parametrize("put", [put_nothing, put_list])
-async def test_a_registry_key_that_a_stranger_overwrote_was_lost_for_good(
+async def test_a_registry_key_that_another_program_overwrote_was_lost_for_good(
     real: Store, put: Callable[[Any, str], Awaitable[None]]
 ) -> None:
     for name in ("seen", "states", "cards", "declared", "version"):

@@ -114,7 +114,7 @@ async def test_a_timer_without_a_record_is_quarantined(store: Store) -> None:
     assert found.quarantined == {BAD: "no record"}
 
 
-async def test_a_strangers_value_in_place_of_a_bucket_is_moved_aside(store: Store) -> None:
+async def test_a_foreign_value_in_place_of_a_bucket_is_moved_aside(store: Store) -> None:
     await three(store)
     bucket = bucket_of(BAD)
     await store.connections.commands.set(bucket, "mine")

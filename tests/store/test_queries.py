@@ -29,7 +29,7 @@ async def pages(store: Store, wanted: Filter, limit: int) -> list[Timer]:
 
 
 def written(place: int, prefix: str, member: str) -> str:
-    """A cursor that a stranger made."""
+    """A cursor that another program made."""
     return urlsafe_b64encode(json.dumps([place, prefix, "due", 0, "5", member]).encode()).decode()
 
 
@@ -136,7 +136,7 @@ async def test_a_cursor_that_no_list_has_answered_is_refused(store: Store, curso
 
 
 @pytest.mark.parametrize("place", [-1, 99])
-async def test_a_cursor_that_a_stranger_made_shows_only_what_passes(store: Store, place: int) -> None:
+async def test_a_cursor_that_another_program_made_shows_only_what_passes(store: Store, place: int) -> None:
     await one_of_each(store)
     for prefix in (PREFIX, "other"):
         page = await read_page(store, Filter(prefix="other"), cursor=written(place, prefix, "a"))

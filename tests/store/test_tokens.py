@@ -84,7 +84,7 @@ async def test_a_counter_that_is_no_number_stops_no_claim(store: Store, garbage:
 
 
 async def test_a_counter_of_another_type_stops_no_claim(store: Store) -> None:
-    await store.connections.commands.rpush(TOKEN, "a stranger's")
+    await store.connections.commands.rpush(TOKEN, "foreign")
     assert (await running(store)).token > 0
 
 

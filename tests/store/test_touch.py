@@ -87,7 +87,7 @@ async def test_a_trigger_of_this_very_millisecond_needs_a_second_look(frozen: St
     assert touched.next_ms == await frozen.now_ms() + 1
 
 
-async def test_a_strangers_value_over_a_trigger_does_not_keep_a_sweeper_busy(
+async def test_a_foreign_value_over_a_trigger_does_not_keep_a_sweeper_busy(
     frozen: Store, clock: time_machine.Traveller
 ) -> None:
     await armed(frozen)

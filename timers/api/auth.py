@@ -125,7 +125,7 @@ _log = get_logger("timers.api")
 _SIGNER: Final = Caller("signed", ANYBODY.scope, ANYBODY.rights, name="signed")
 """Anybody with a signing secret may do everything that a signature can cover."""
 
-_STRANGER: Final = Caller("", Scope(()), frozenset())
+_ANONYMOUS: Final = Caller("", Scope(()), frozenset())
 """A caller that sees no prefix and may do only what anybody may do."""
 
 FRESH_SECONDS: Final = 1.0
@@ -155,9 +155,9 @@ _HOW: Final = "send Authorization: Bearer KEY, with a key that `timers keys make
 
 
 @web.middleware
-async def as_stranger(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def anonymous(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Ask nobody for a key, and show nobody the prefixes of others."""
-    _limit(request, _STRANGER)
+    _limit(request, _ANONYMOUS)
     return await handler(request)
 
 
@@ -238,13 +238,13 @@ class Auth:
 
     async def _reader(self, request: web.Request, operation: Operation) -> Caller:
         """The caller of a call that anybody may make, because a key that may read is told more. In any doubt, a
-        stranger."""
+        anonymous caller."""
         try:
             async with asyncio.timeout(READER_SECONDS):
                 caller = await self._caller(request, operation)
         except Exception:  # noqa: BLE001 (a probe gets an answer, whatever is wrong with the key or Redis)
-            return _STRANGER
-        return caller if "read" in caller.rights else _STRANGER
+            return _ANONYMOUS
+        return caller if "read" in caller.rights else _ANONYMOUS
 
     async def still_lets(self, request: web.Request) -> bool:
         """Whether a call that goes on, such as a stream, would be let through again, as the same caller. While Redis

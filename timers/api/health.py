@@ -54,7 +54,7 @@ class HealthRoutes:
         return answer({"status": "ok"})
 
     async def readyz(self, request: web.Request) -> web.Response:
-        """Answers 200 if Redis answers and every part works, else 503 with the reasons. Strangers see no names."""
+        """Answers 200 if Redis and every part work, else 503 with the reasons. Anonymous callers see no names."""
         trouble, is_full, unserved = await self._seen.get()
         visible = visible_to(request)
         state: dict[str, Any] = {"redis": trouble or ("full" if is_full else "ok")}

@@ -19,7 +19,7 @@ from timers.api.answer import (
     of_status,
     problem,
 )
-from timers.api.auth import AUTH, Auth, as_stranger
+from timers.api.auth import AUTH, Auth, anonymous
 from timers.api.docs import docs_routes
 from timers.api.health import HealthRoutes
 from timers.api.many import ManyRoutes
@@ -266,7 +266,7 @@ def probe_application(
     client: TimerClient, health: HealthRoutes, metrics: Metrics, worker: Worker | None
 ) -> web.Application:
     """An application with health, readiness and metrics, without keys, for kubelets and scrapers."""
-    app = web.Application(middlewares=[follow, answer_problems, as_stranger])
+    app = web.Application(middlewares=[follow, answer_problems, anonymous])
     app.add_routes([*health.routes(), route("getMetrics", OperatingRoutes(client, metrics, worker).metrics)])
     return app
 

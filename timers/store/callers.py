@@ -31,7 +31,7 @@ REVOKED: Final = "revoked"
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """As `reachable`. A stranger's value in the place of one of these keys makes them unavailable: nobody may get in
+    """As `reachable`. A foreign value in the place of one of these keys makes them unavailable: nobody may get in
     because the list of keys is gone."""
     with reachable():
         try:

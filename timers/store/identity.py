@@ -90,7 +90,7 @@ class Loss:
 @dataclass(frozen=True, slots=True)
 class Meta:
     """The contents of `timers:meta`. `armed` is set once a shard was founded, which fixes the number of shards;
-    `closed` once an API key was kept. `wrong` is set if a stranger has written another number of shards; `foreign`
+    `closed` once an API key was kept. `wrong` is set if another program has written another number of shards; `foreign`
     says what was there, until somebody acknowledges it. `form` is the newest format that records may have; it was
     `before` until `raised_ms`."""
 
@@ -123,7 +123,7 @@ class DbIdentity:
         self.losses: Mapping[str, Loss] = {}
         """Losses that nobody has acknowledged, as last seen."""
         self.foreign = ""
-        """A sentence about a number of shards that a stranger has written and nobody has acknowledged."""
+        """A sentence about a number of shards that another program has written and nobody has acknowledged."""
         self.checkpoints: dict[int, int] = {}
         """By shard: the newest known checkpoint."""
         self.timers: dict[int, int] = {}

@@ -32,7 +32,7 @@ BARE: Final = re.compile(rb"([a-z0-9][a-z0-9_.-]{0,63}):([A-Za-z0-9][A-Za-z0-9_.
 
 
 def text(name: bytes) -> str:
-    """A name from Redis as text. A stranger's name may not be text; then as much as can be shown."""
+    """A name from Redis as text. A foreign name may not be text; then as much as can be shown."""
     return name.decode(errors="replace")
 
 

@@ -28,7 +28,7 @@ FORGET_AFTER_MS: Final = SILENT_SECONDS * 1000
 """A pod that is silent for longer counts as gone; until then its share of events is claimed later by others."""
 
 INTRODUCE_BEATS: Final = 10
-"""Every so many beats a pod tells everything again, in case a stranger has removed it."""
+"""Every so many beats a pod tells everything again, in case another program has removed it."""
 
 DELIVERY_STATES: Final = ("ok", "late", "deaf")
 """How notifications arrive at a pod, worst last."""
@@ -280,7 +280,7 @@ def _member(cards: Mapping[bytes, Member], pod: bytes, seen_ms: float, state: by
 
 
 def _declarations(found: Mapping[bytes, bytes]) -> dict[str, Declaration]:
-    """By prefix, without a stranger's entries, which no timer can match."""
+    """By prefix, without foreign entries, which no timer can match."""
     named = {prefix.decode(errors="replace"): text.decode(errors="replace") for prefix, text in found.items()}
     return {prefix: _declaration(text) for prefix, text in named.items() if is_prefix(prefix)}
 

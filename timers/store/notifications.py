@@ -30,7 +30,7 @@ Sink = Callable[..., None]
 """Called with what was announced, and what comes with it:
 
 `triggers`, shard, prefix, ids: trigger keys of a queue expired, so these timers are due. The ids are as the server
-sends them; a stranger can forge them.
+sends them; another program can forge them.
 `lease`, shard, prefix, id: a lease expired, because its pod is gone or cannot reach Redis.
 `bare`, prefix, id: a key that a client set itself expired. Whether it is a timer depends on who serves its prefix.
 `wake`, shard, due_ms: somebody armed a timer that is due before a sweeper would poll.
@@ -58,7 +58,7 @@ def queue_of(name: bytes) -> tuple[int, str] | None:
 
 
 def parse_expired(key: bytes) -> Notification | None:
-    """What the expiry of a key other than a trigger means; None for a stranger's key."""
+    """What the expiry of a key other than a trigger means; None for a foreign key."""
     if key.startswith(b"timers:"):
         if lease := _LEASE.fullmatch(key):
             return "lease", int(lease[1]), lease[2].decode(), lease[3].decode()

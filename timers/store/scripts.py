@@ -46,7 +46,7 @@ _DENIED: Final = re.compile(r"RIGHTS (\S+ \S+)|(?:ERR )?The user executing the s
 
 
 _ASKED_FOR_NO_RIGHT: Final = {"PUBLISH", "RENAME", "TIME"}
-"""Commands without which a script changes the same: to tell others, to move a stranger's value, and a keyless one."""
+"""Commands without which a script changes the same: to tell others, to move a foreign value, and a keyless one."""
 
 _COMMENT: Final = re.compile(r"--[^\n]*")
 _WORD: Final = re.compile(r"\w+")
@@ -178,7 +178,7 @@ async def _on(connection: DedicatedConnection, calls: Sequence[ScriptCall], wake
 
 
 async def read(asked: Any, *empty: object) -> list[Any]:
-    """The answers of a pipeline of reads. A key with a stranger's value of another type counts as missing; `empty` is
+    """The answers of a pipeline of reads. A key with a foreign value of another type counts as missing; `empty` is
     what each command in turn answers then."""
     with reachable():
         answers = await asked.execute(raise_on_error=False)

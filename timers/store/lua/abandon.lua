@@ -26,7 +26,7 @@ local function abandon_run(id)
   local r, trouble, raw = read(member)
   if not r and newer_format(raw) then return end
   if not r then quarantine(prefix, id, trouble, raw) end
-  -- A stranger's value may lie in the place of the lease.
+  -- A foreign value may lie in the place of the lease.
   call('DEL', lease_key(member))
   call('ZREM', root .. 'leases', member)
   if r and r.status == 'r' then

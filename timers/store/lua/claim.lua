@@ -18,7 +18,7 @@ local function claim_one(prefix, id, token, processor)
     return false
   end
   if r.due > now then
-    -- A stranger changed the score. The record is the truth.
+    -- Another program changed the score. The record is the truth.
     call('ZREM', queue_key(prefix), id)
     schedule(prefix, id, r.due)
     return false

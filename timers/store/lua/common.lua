@@ -17,7 +17,7 @@ local ORDINALS = 1024            -- binary fractions of a millisecond: they keep
 local root = KEYS[1]
 local tag = string.match(root, '{[^}]*}')
 
--- Every command goes through here. If a stranger has put a value of another type in the place of a key, it moves that value
+-- Every command goes through here. If another program has put a value of another type in the place of a key, it moves that value
 -- aside and repeats the command: what the key held is lost, but everything else works on. A script that must not write finds
 -- nothing there. A count that is not a number begins anew. `RIGHTS <command> <key>` is the error of what the user may not do.
 local READS = ' GET HGET HGETALL SMEMBERS SISMEMBER ZSCORE ZCOUNT ZRANGE ZRANGEBYSCORE ZREVRANGEBYSCORE '
@@ -61,7 +61,7 @@ local function publish(channel, message)
 end
 
 -- The theoretical arrival time kept for a rate (µs), at least now. A time further ahead than the rate's whole burst plus an
--- hour, which allows for a changed rate, is a stranger's.
+-- hour, which allows for a changed rate, is foreign.
 local function arrival(key, burst_us)
   local tat = tonumber(call('GET', key))
   return tat and tat > now_us and tat < now_us + burst_us + 3600000000 and tat or now_us
@@ -336,7 +336,7 @@ end
 
 local earliest = nil
 
--- A lease and its ms left. It is `<pod> <token>` with a TTL; anything else in its place is a stranger's.
+-- A lease and its ms left. It is `<pod> <token>` with a TTL; anything else in its place is foreign.
 local function lease_of(member)
   local key = lease_key(member)
   local held = redis.pcall('GET', key)
@@ -385,7 +385,7 @@ local function flush(prefix)
   call('ZADD', heads_key(prefix), 'LT', string.format('%.17g', queue.first), prefix)
 end
 
--- The deadline of a bare key that the shard knows; nil if it knows none. A score that is no time is a stranger's, and goes.
+-- The deadline of a bare key that the shard knows; nil if it knows none. A score that is no time is foreign, and goes.
 local function known_deadline(member)
   local score = tonumber(call('ZSCORE', root .. 'bare', member) or '')
   if score and score >= 0 and score < 2 ^ 53 then return score end

@@ -7,7 +7,7 @@ local meta = {}
 local function read_meta()
   local fields = redis.pcall('HGETALL', key)
   if fields.err and act == 'renew' then
-    -- A stranger has overwritten it: make it again from what the pods know.
+    -- Another program has overwritten it: make it again from what the pods know.
     call('DEL', key)
     fields = {}
   end
@@ -30,7 +30,7 @@ local function lose(what, from, to, timers)
   set('loss:' .. what, text(from) .. ' ' .. text(to) .. ' ' .. text(timers))
 end
 
--- The number of shards with which the epoch was made. A stranger may have written another one into `shards`.
+-- The number of shards with which the epoch was made. Another program may have written another one into `shards`.
 local function founded()
   local epoch, shards = string.match(meta.founded or '', '^(%S+) (%d+)$')
   return epoch == meta.epoch and shards or nil

@@ -31,7 +31,7 @@ local function touch(prefix, left)
   local due, triggers = due_of_queue(queue_key(prefix), left), {}
   for i = 1, #due, 2 do triggers[#triggers + 1] = trigger_key(prefix, due[i]) end
   -- The trigger of a timer that was armed just now ends later than it is due, and needs a second poll. A key that is there long
-  -- after was put there by a stranger and must not keep us busy.
+  -- after was put there by another program and must not keep us busy.
   local there = #triggers > 0 and tonumber(redis.pcall('EXISTS', unpack(triggers))) or 0
   if there > 0 and tonumber(due[#due]) > now - STALE_MS then come_again(now + 1) end
   return #triggers
@@ -80,5 +80,5 @@ if lease and lease < now then lost, lease = 1, lowest_from('leases', now) end
 come_again(blocked)
 come_again(head)
 come_again(lease)
-if next_poll and next_poll >= 2 ^ 53 then next_poll = nil end -- out of reach: a stranger's score
+if next_poll and next_poll >= 2 ^ 53 then next_poll = nil end -- out of reach: a foreign score
 return {text(now), next_poll and text(math.floor(next_poll)) or '', queues, go_on, lost}

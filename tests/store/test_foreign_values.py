@@ -1,4 +1,4 @@
-"""Strangers' values in the service's keys: every script still works, other timers run, and readers answer."""
+"""Foreign values in the service's keys: every script still works, other timers run, and readers answer."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -117,11 +117,11 @@ KEYS: Final = (
 
 
 async def put_text(redis: Any, key: str) -> None:
-    await redis.set(key, b"\xff a stranger's")
+    await redis.set(key, b"\xff foreign")
 
 
 async def put_text_for_a_day(redis: Any, key: str) -> None:
-    await redis.set(key, b"\xff a stranger's", ex=86_400)
+    await redis.set(key, b"\xff foreign", ex=86_400)
 
 
 @pytest.mark.parametrize("act", ACTS)
@@ -137,7 +137,7 @@ async def test_a_value_of_another_type_stopped_every_service(
             await ACTS[act](world)
             await world.others_go_on()
         except BaseException as error:
-            error.add_note(f"with a stranger's value in the place of {key}")
+            error.add_note(f"with a foreign value in the place of {key}")
             raise
     await real.connections.commands.flushdb()
 
@@ -202,9 +202,9 @@ async def test_a_score_in_the_past_made_a_timer_early(store: Store, score: str) 
 async def test_foreign_values_in_the_way_are_moved_aside(real: Store) -> None:
     redis: Any = real.connections.commands
     key = f"{ROOT}counts"
-    await redis.set(key, "a stranger's")
+    await redis.set(key, "foreign")
     await armed(real, due="+3600000")
-    assert await redis.get(f"{ROOT}displaced:{key}") == b"a stranger's"
+    assert await redis.get(f"{ROOT}displaced:{key}") == b"foreign"
     assert (await queries.counts(real))[PREFIX] == {Status.SCHEDULED: 1}
 
 

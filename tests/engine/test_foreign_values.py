@@ -1,4 +1,4 @@
-"""A stranger overwrites the service's keys: no service of the pods stops, and what is left runs."""
+"""Another program overwrites the service's keys: no service of the pods stops, and what is left runs."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -17,7 +17,7 @@ INDEXES = ("heads", "held", "blocked", "leases", "paused", "counts", "adopted", 
 
 async def put_text(redis: Any, *keys: str) -> None:
     for key in keys:
-        await redis.set(key, b"\xff a stranger's")
+        await redis.set(key, b"\xff foreign")
 
 
 async def put_scores(redis: Any, score: str) -> None:
@@ -29,7 +29,7 @@ async def put_scores(redis: Any, score: str) -> None:
 
 
 def acts(fleet: Fleet) -> list[Callable[[], Awaitable[object]]]:
-    """What the stranger does, in order."""
+    """What the other program does, in order."""
     counts = {"s note": "garbage", "c note": "garbage", "r note": "-5"}
     return [
         lambda: put_text(fleet.redis, *(f"{ROOT}{name}" for name in INDEXES)),
