@@ -91,10 +91,11 @@ class BareKeys:
 
     async def first_known(self, until_ms: int) -> dict[Identity, int]:
         """Known keys with a deadline up to `until_ms`, with their deadlines: the first PAGE_SIZE of each shard."""
-        async with self._redis.pipeline(transaction=False) as asked:
-            for shard in await self.knowing():
-                asked.zrangebyscore(_index(shard), 0, until_ms, start=0, num=PAGE_SIZE, withscores=True)
-            answers = await scripts.read(asked, [])
+        answers = await self.store.of_shards(
+            lambda asked, root: asked.zrangebyscore(f"{root}bare", 0, until_ms, 0, PAGE_SIZE, withscores=True),
+            [],
+            shards=await self.knowing(),
+        )
         return {keys.identity_of(keys.text(member)): int(score) for found in answers for member, score in found}
 
     async def inspect(self, identities: Collection[Identity], lead_ms: int) -> tuple[dict[Identity, KeyState], int]:
@@ -137,10 +138,7 @@ class BareKeys:
 
     async def _with_values(self, states: dict[Identity, KeyState], until_ms: int) -> dict[Identity, KeyState]:
         wanted = [i for i, (known_ms, ms, _) in states.items() if ms >= 0 and (ms != known_ms or ms <= until_ms)]
-        async with self._redis.pipeline(transaction=False) as asked:
-            for identity in wanted:
-                asked.get(":".join(identity))
-            values = await scripts.read(asked, None)
+        values = await scripts.read(self._redis, lambda asked: [asked.get(":".join(i)) for i in wanted], None)
         return states | {i: states[i]._replace(value=value) for i, value in zip(wanted, values, strict=True)}
 
     async def report(self, what: str, states: Mapping[Identity, KeyState]) -> dict[Identity, str]:

@@ -61,10 +61,8 @@ async def count(
 
 async def ringing(store: Store) -> list[Alarm]:
     """All alarms that are not over, without those that cannot be read. Changes nothing."""
-    async with store.connections.commands.pipeline(transaction=False) as asked:
-        for kind in TEXTS:
-            asked.hgetall(f"{keys.ALARMS_ROOT}{kind}")
-        kept = await read(asked, {})
+    names = [f"{keys.ALARMS_ROOT}{kind}" for kind in TEXTS]
+    kept = await read(store.connections.commands, lambda asked: list(map(asked.hgetall, names)), {})
     found: list[Alarm] = []
     for kind, fields in zip(TEXTS, kept, strict=True):
         with suppress(ValueError):

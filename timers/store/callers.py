@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import cycle, islice, product
 from typing import Any, Final
 
 from redis.exceptions import ResponseError
@@ -207,15 +207,14 @@ class Quotas:
         known = await self._with_timers(patterns)
         letters = dict.fromkeys(known, _PENDING) | dict.fromkeys({*quota.prefixes}.difference(patterns), _ALL)
         prefixes, scheduled = sorted(letters), 0
-        async with self._redis.pipeline(transaction=False) as asked:
-            # A prefix's counts are read together, because a timer that starts leaves one of them for another.
-            some = [prefixes[start : start + COUNT_BATCH] for start in range(0, len(prefixes), COUNT_BATCH)]
-            for shard, names in product(range(self._store.shards), some):
-                fields = [f"{letter} {name}" for name in names for letter in letters[name]]
-                asked.hmget(f"{keys.root(shard)}counts", fields)
-            answers = iter(await read(asked, []) if prefixes else ())
-        for _, names in product(range(self._store.shards), some):
-            numbers = (int(n) if n and n.isdigit() else 0 for n in next(answers))
+        # A prefix's counts are read together, because a timer that starts leaves one of them for another.
+        some = [prefixes[start : start + COUNT_BATCH] for start in range(0, len(prefixes), COUNT_BATCH)]
+        fields = [[f"{letter} {name}" for name in names for letter in letters[name]] for names in some]
+        answers = await self._store.of_shards(
+            lambda asked, root: [asked.hmget(f"{root}counts", of_some) for of_some in fields], []
+        )
+        for names, answer in zip(cycle(some), answers, strict=False):
+            numbers = (int(n) if n and n.isdigit() else 0 for n in answer)
             for name in names:
                 of_prefix = list(islice(numbers, len(letters[name])))
                 scheduled += sum(of_prefix[: len(_PENDING)])
@@ -228,13 +227,14 @@ class Quotas:
         found = set[str]()
         sources = product(range(self._store.shards), (pattern[:-1] for pattern in patterns))
         places = {(shard, beginning): b"[" + beginning.encode() for shard, beginning in sources}
+
+        def ask(asked: Any) -> None:
+            for (shard, beginning), place in places.items():
+                index, end = f"{keys.root(shard)}prefixes", f"({beginning}{keys.WHOLE}"
+                asked.zscore(index, keys.WHOLE).zrange(index, place, end, bylex=True, offset=0, num=COUNT_BATCH)
+
         while places:
-            async with self._redis.pipeline(transaction=False) as asked:
-                for (shard, beginning), place in places.items():
-                    index, end = f"{keys.root(shard)}prefixes", f"({beginning}{keys.WHOLE}"
-                    asked.zscore(index, keys.WHOLE)
-                    asked.zrange(index, place, end, bylex=True, offset=0, num=COUNT_BATCH)
-                answers = await read(asked, None, [])
+            answers = await read(self._redis, ask, None, [])
             for source, whole, names in zip(list(places), answers[::2], answers[1::2], strict=True):
                 found.update(keys.text(name) for name in names)
                 if whole is None:

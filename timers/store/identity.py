@@ -210,10 +210,7 @@ class DbIdentity:
         if self._is_stamped:
             return
         names = [f"{keys.root(shard)}epoch" for shard in range(self.shards)]
-        async with self._redis.pipeline(transaction=False) as asked:
-            for name in names:
-                asked.get(name)
-            carried = await scripts.read(asked, None)
+        carried = await scripts.read(self._redis, lambda asked: list(map(asked.get, names)), None)
         with scripts.reachable():
             for name, there in zip(names, carried, strict=True):
                 if there is not None and there.decode(errors="replace").partition(" ")[0] == self.epoch:
@@ -276,10 +273,10 @@ class DbIdentity:
 
     async def count(self, shards: Collection[int]) -> None:
         """Count the timers of these shards, a part of each."""
-        async with self._redis.pipeline(transaction=False) as asked:
-            for shard in shards:
-                asked.hscan(f"{keys.root(shard)}counts", self._counted.get(shard, (0, 0))[0], count=COUNTED)
-            found = await scripts.read(asked, (0, {}))
+        places = [(f"{keys.root(shard)}counts", self._counted.get(shard, (0, 0))[0]) for shard in shards]
+        found = await scripts.read(
+            self._redis, lambda asked: [asked.hscan(name, cursor, count=COUNTED) for name, cursor in places], (0, {})
+        )
         for shard, (cursor, counts) in zip(shards, found, strict=True):
             alive = (int(n) for name, n in counts.items() if name[:2] in (b"s ", b"r ") and n.isdigit())
             total = self._counted.pop(shard, (0, 0))[1] + sum(alive)

@@ -217,13 +217,15 @@ class Membership:
 
     async def read(self) -> Roster:
         """Read who is alive without giving a sign of life. Writes nothing."""
-        async with self._redis.pipeline(transaction=False) as asked:
-            asked.time()
-            asked.get(_VERSION)
-            asked.zrange(f"{keys.PODS_ROOT}seen", 0, -1, withscores=True)
-            for name in ("states", "cards", "declared"):
-                asked.hgetall(f"{keys.PODS_ROOT}{name}")
-            (seconds, micros), version, seen, states, cards, declared = await read(asked, (), b"", [], {}, {}, {})
+        root = keys.PODS_ROOT
+        (seconds, micros), version, seen, states, cards, declared = await read(
+            self._redis,
+            lambda asked: [
+                asked.time().get(_VERSION).zrange(f"{root}seen", 0, -1, withscores=True),
+                asked.hgetall(f"{root}states").hgetall(f"{root}cards").hgetall(_DECLARED),
+            ],
+            *((), b"", [], {}, {}, {}),
+        )
         now_ms = seconds * 1000 + micros // 1000
         alive = [(pod, score) for pod, score in seen if abs(now_ms - score) <= self._forget_after_ms]
         parts = {pod: _part(pod, text) for pod, text in cards.items()}
@@ -234,13 +236,10 @@ class Membership:
         """Read the declared prefixes without the pods. Returns `known` itself if nothing has changed since, or if all
         declarations went with lost data: pods will declare theirs again in a moment, and no create should fail until
         then. Writes nothing."""
-        async with self._redis.pipeline(transaction=False) as asked:
-            asked.get(_VERSION)
-            (version,) = await read(asked, None)
-            if known.declared and version in (None, known.version):
-                return known
-            asked.hgetall(_DECLARED)
-            (found,) = await read(asked, None)
+        (version,) = await read(self._redis, lambda asked: asked.get(_VERSION), None)
+        if known.declared and version in (None, known.version):
+            return known
+        (found,) = await read(self._redis, lambda asked: asked.hgetall(_DECLARED), None)
         return known if found is None else Roster(version or b"", (), _declarations(found))
 
     async def forget(self, prefix: str) -> bool:

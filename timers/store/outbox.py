@@ -19,10 +19,8 @@ Asked = frozenset[str]
 
 async def armed(store: Store, prefixes: Sequence[str]) -> dict[str, int]:
     """How many calls wait, by the prefix of their target."""
-    async with store.connections.commands.pipeline(transaction=False) as asked:
-        for shard in range(store.shards):
-            asked.hmget(f"{keys.root(shard)}counts", [f"s {prefix}" for prefix in prefixes])
-        answers = await read(asked, [None] * len(prefixes))
+    fields = [f"s {prefix}" for prefix in prefixes]
+    answers = await store.of_shards(lambda asked, root: asked.hmget(f"{root}counts", fields), [None] * len(fields))
     numbers = [[int(n) if n and n.isdigit() else 0 for n in counts] for counts in answers]
     return dict(zip(prefixes, map(sum, zip(*numbers, strict=True)), strict=True))
 
@@ -46,11 +44,10 @@ async def ask(store: Store, mine: Collection[str], *, forget_ms: int) -> Asked:
     """Register what this pod asks for, and return what all pods ask for. Removes hooks that no pod has asked for in
     `forget_ms`, and with a target's last hook the declaration of its calls."""
     now_ms = round(store.clock.now_ms())
-    async with store.connections.commands.pipeline(transaction=False) as asked:
-        if mine:
-            asked.hset(keys.HOOKS, mapping=dict.fromkeys(mine, now_ms))
-        asked.hgetall(keys.HOOKS)
-        *_, said = await read(asked, {})
+    redis, named = store.connections.commands, dict.fromkeys(mine, now_ms)
+    *_, said = await read(
+        redis, lambda asked: (asked.hset(keys.HOOKS, mapping=named) if mine else asked).hgetall(keys.HOOKS), {}
+    )
     old = {line for line, at in said.items() if not at.isdigit() or now_ms - int(at) > forget_ms}
     lines = frozenset(map(keys.text, said.keys() - old)) | frozenset(mine)
     if old:
@@ -68,11 +65,9 @@ async def lengths(store: Store, shards: Iterable[int]) -> Sequence[tuple[Asked, 
         names = [name for shard in shards for name in (_hooks(shard), _outbox(shard))]
         if not names or not await store.connections.commands.exists(*names):
             return [(frozenset(), 0)] * len(shards)
-    async with store.connections.commands.pipeline(transaction=False) as asked:
-        for shard in shards:
-            asked.hkeys(_hooks(shard))
-            asked.xlen(_outbox(shard))
-        answers = await read(asked, [], 0)
+    answers = await store.of_shards(
+        lambda asked, root: asked.hkeys(f"{root}hooks").xlen(f"{root}outbox"), [], 0, shards=shards
+    )
     return [
         (frozenset(map(keys.text, lines)), length) for lines, length in zip(answers[::2], answers[1::2], strict=True)
     ]
@@ -80,11 +75,9 @@ async def lengths(store: Store, shards: Iterable[int]) -> Sequence[tuple[Asked, 
 
 async def waiting(store: Store) -> tuple[int, int]:
     """How many entries wait in all shards, and for how many ms the oldest has waited."""
-    async with store.connections.commands.pipeline(transaction=False) as asked:
-        for shard in range(store.shards):
-            asked.xlen(_outbox(shard))
-            asked.xrange(_outbox(shard), count=1)
-        answers = await read(asked, 0, [])
+    answers = await store.of_shards(
+        lambda asked, root: asked.xlen(f"{root}outbox").xrange(f"{root}outbox", count=1), 0, []
+    )
     posted_ms = [int(entry_id.partition(b"-")[0]) for oldest in answers[1::2] for entry_id, _ in oldest]
     now_ms = round(store.clock.now_ms())
     return sum(answers[::2]), max(0, now_ms - min(posted_ms, default=now_ms))
@@ -101,18 +94,18 @@ async def change_hooks(store: Store, shard: int, new: Collection[str], taken_bac
 
 async def first(store: Store, shard: int, most: int) -> Sequence[Entry]:
     """The oldest entries, at most `most`."""
-    async with store.connections.commands.pipeline(transaction=False) as asked:
-        asked.xrange(_outbox(shard), count=most)
-        (entries,) = await read(asked, [])
+    (entries,) = await store.of_shards(
+        lambda asked, root: asked.xrange(f"{root}outbox", count=most), [], shards=[shard]
+    )
     return [_entry(entry_id, fields) for entry_id, fields in entries]
 
 
 async def drop(store: Store, shard: int, entries: Collection[Entry]) -> int:
     """Remove entries. Returns how many changes the outbox has refused since the last call, because it was full."""
-    async with store.connections.commands.pipeline(transaction=False) as asked:
-        asked.xdel(_outbox(shard), *(entry.id for entry in entries))
-        asked.getdel(f"{keys.root(shard)}unposted")
-        _, unposted = await read(asked, 0, b"0")
+    ids = [entry.id for entry in entries]
+    _, unposted = await store.of_shards(
+        lambda asked, root: asked.xdel(f"{root}outbox", *ids).getdel(f"{root}unposted"), 0, b"0", shards=[shard]
+    )
     return int(unposted or 0)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from timers.processor import Limits
 from timers.store import keys
 from timers.store.connect import DedicatedConnection
-from timers.store.scripts import Argument, ScriptCall, read
+from timers.store.scripts import Argument, ScriptCall
 from timers.store.store import Store
 
 BATCH: Final = 500
@@ -91,14 +91,17 @@ class Permits:
     async def next_shards(self, prefixes: Sequence[str]) -> dict[str, int | None]:
         """For the holder of the only permit of each prefix: the shard with its earliest timer. None if there is none,
         or if one still runs: its pod is dead or stalled, and it must be rescued first."""
-        shards = range(self._store.shards)
-        async with self._store.connections.commands.pipeline(transaction=False) as asked:
-            for prefix in prefixes:
-                for root in map(keys.root, shards):
-                    asked.hget(f"{root}counts", f"r {prefix}")
-                    asked.zrange(f"{root}due:{prefix}", 0, 0, withscores=True)
-            answers = iter(await read(asked, None, []) if prefixes else ())
-        return {prefix: _first([(next(answers), next(answers)) for _ in shards]) for prefix in prefixes}
+        if not prefixes:
+            return {}
+        told = await self._store.of_shards(
+            lambda asked, root: [
+                asked.hget(f"{root}counts", f"r {prefix}").zrange(f"{root}due:{prefix}", 0, 0, withscores=True)
+                for prefix in prefixes
+            ],
+            *(None, []),
+        )
+        pairs = list(zip(told[::2], told[1::2], strict=True))
+        return {prefix: _first(pairs[place :: len(prefixes)]) for place, prefix in enumerate(prefixes)}
 
 
 def _first(found: Sequence[tuple[Any, Any]]) -> int | None:

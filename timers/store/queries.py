@@ -4,7 +4,7 @@ Unavailable."""
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any, Final, NamedTuple
@@ -16,7 +16,7 @@ from timers.store import codec, keys
 from timers.store.cooperative import cooperatively
 from timers.store.filters import ALL, Filter
 from timers.store.notifications import is_time
-from timers.store.scripts import Argument, ScriptCall, read
+from timers.store.scripts import Argument, ScriptCall
 from timers.store.store import Store
 
 WAITING_LIMIT: Final = 1000
@@ -141,14 +141,14 @@ async def _counted(store: Store, only: str | None = None) -> list[tuple[_Counts,
         def ask(asked: Any, root: str) -> object:
             return asked.hgetall(f"{root}counts").zrange(f"{root}retrying", 0, -1, withscores=True)
 
-        whole = await _of_shards(store, ask, {}, [])
+        whole = await store.of_shards(ask, {}, [])
         return list(zip(whole[::2], whole[1::2], strict=True))
     fields = [f"{letter} {only}".encode() for letter in codec.STATUSES]
 
     def ask_one(asked: Any, root: str) -> object:
         return asked.hmget(f"{root}counts", fields).zscore(f"{root}retrying", only)
 
-    some = await _of_shards(store, ask_one, [None] * len(fields), None)
+    some = await store.of_shards(ask_one, [None] * len(fields), None)
     return [
         (dict(zip(fields, values, strict=True)), [] if n is None else [(only.encode(), n)])
         for values, n in zip(some[::2], some[1::2], strict=True)
@@ -161,8 +161,7 @@ async def retrying(store: Store, wanted: Filter = ALL) -> list[tuple[str, int, i
     numbers = Counter[bytes]()
     at_most = {"start": 0, "num": RETRYING_SHOWN + OWN_QUEUES} if wanted.is_of_all else {}
 
-    numbered = await _of_shards(
-        store,
+    numbered = await store.of_shards(
         lambda asked, root: asked.zrevrangebyscore(f"{root}retrying", "+inf", "-inf", withscores=True, **at_most),
         [],
     )
@@ -171,8 +170,8 @@ async def retrying(store: Store, wanted: Filter = ALL) -> list[tuple[str, int, i
     found = numbers.most_common(RETRYING_SHOWN)
 
     names = [keys.text(prefix) for prefix, _ in found]
-    firsts = await _of_shards(
-        store, lambda asked, root: [asked.zrange(f"{root}retrying:{name}", 0, 0, withscores=True) for name in names], []
+    firsts = await store.of_shards(
+        lambda asked, root: [asked.zrange(f"{root}retrying:{name}", 0, 0, withscores=True) for name in names], []
     )
     since = [
         min((int(ms) for of_shard in firsts[place :: len(found)] for _, ms in of_shard if is_time(ms)), default=0)
@@ -183,7 +182,7 @@ async def retrying(store: Store, wanted: Filter = ALL) -> list[tuple[str, int, i
 
 async def running(store: Store, shards: Sequence[int]) -> list[str]:
     """`<prefix>:<id>` of the running timers of some shards, sorted."""
-    members = await _of_shards(store, lambda asked, root: asked.zrange(f"{root}leases", 0, -1), [], shards=shards)
+    members = await store.of_shards(lambda asked, root: asked.zrange(f"{root}leases", 0, -1), [], shards=shards)
     return sorted(keys.text(member) for members_of_shard in members for member in members_of_shard)
 
 
@@ -191,8 +190,7 @@ async def due(store: Store) -> tuple[list[Due], int]:
     """The queues with timers that are due or runs that are lost, those of each kind and shard that have waited longest,
     and the server's time."""
     now_ms = await store.now_ms()
-    waiting = await _of_shards(
-        store,
+    waiting = await store.of_shards(
         lambda asked, root: [
             asked.zrangebyscore(f"{root}{index}", "-inf", f"({now_ms + 1}", 0, WAITING_LIMIT, withscores=True)
             for index in _KINDS
@@ -212,8 +210,8 @@ async def earliest_due(store: Store, *, blocked: bool = True) -> dict[str, int]:
     """The earliest due time of each prefix with scheduled timers; without `blocked`, of those that may run now."""
     found: dict[str, int] = {}
     indexes = ("heads", "held") if blocked else ("heads",)
-    for of_shard in await _of_shards(
-        store, lambda asked, root: [asked.zrange(f"{root}{index}", 0, -1, withscores=True) for index in indexes], []
+    for of_shard in await store.of_shards(
+        lambda asked, root: [asked.zrange(f"{root}{index}", 0, -1, withscores=True) for index in indexes], []
     ):
         async for member, score in cooperatively(of_shard):
             if is_time(score):
@@ -224,7 +222,7 @@ async def earliest_due(store: Store, *, blocked: bool = True) -> dict[str, int]:
 
 async def paused(store: Store) -> list[str]:
     """The paused prefixes."""
-    found = await _of_shards(store, lambda asked, root: asked.smembers(f"{root}paused"), set())
+    found = await store.of_shards(lambda asked, root: asked.smembers(f"{root}paused"), set())
     return sorted({keys.text(member) for members in found for member in members})
 
 
@@ -232,8 +230,7 @@ async def holds(store: Store, prefix: str, shard: int) -> tuple[float | None, Se
     """Until when nothing of a queue may start (None, epoch ms, or `inf` while it is paused), and when it was last
     paused and resumed."""
 
-    blocked, pause = await _of_shards(
-        store,
+    blocked, pause = await store.of_shards(
         lambda asked, root: asked.zscore(f"{root}blocked", prefix).hget(f"{root}pauses", prefix),
         *(None, None),
         shards=[shard],
@@ -245,8 +242,7 @@ async def ended(store: Store, prefixes: Sequence[str], since_ms: int) -> Counter
     """How many timers of each prefix have completed, failed or become unhandled since then."""
     indexes = [(prefix, letter) for prefix in prefixes for letter in "cfu"]
 
-    numbers = await _of_shards(
-        store,
+    numbers = await store.of_shards(
         lambda asked, root: [asked.zcount(f"{root}finished:{c}:{prefix}", since_ms, "+inf") for prefix, c in indexes],
         0,
     )
@@ -258,25 +254,13 @@ async def ended(store: Store, prefixes: Sequence[str], since_ms: int) -> Counter
 
 async def quarantined(store: Store) -> tuple[int, dict[str, str]]:
     """How many timers are set aside because they cannot be read, and a few of them (member → reason)."""
-    kept = await _of_shards(
-        store,
+    kept = await store.of_shards(
         lambda asked, root: asked.hlen(f"{root}quarantine").hscan(f"{root}quarantine", count=QUARANTINED_SHOWN),
         0,
         (0, {}),
     )
     found = [(keys.text(member), _reason(raw)) for _, members in kept[1::2] for member, raw in members.items()]
     return sum(kept[::2]), dict(found[:QUARANTINED_SHOWN])
-
-
-async def _of_shards(
-    store: Store, ask: Callable[[Any, str], object], *empty: object, shards: Sequence[int] | None = None
-) -> list[Any]:
-    """The answers of all shards, or some of them, in one round trip. `ask` gets a pipeline and a shard's root;
-    `empty` is what its commands answer for missing keys."""
-    async with store.connections.commands.pipeline(transaction=False) as asked:
-        for shard in range(store.shards) if shards is None else shards:
-            ask(asked, keys.root(shard))
-        return await read(asked, *empty)
 
 
 async def endings(store: Store, prefix: str, status: Status, most: int) -> list[Ending]:

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import cycle
@@ -177,11 +177,13 @@ async def _on(connection: DedicatedConnection, calls: Sequence[ScriptCall], wake
     return await asyncio.gather(*asked, return_exceptions=True)
 
 
-async def read(asked: Any, *empty: object) -> list[Any]:
-    """The answers of a pipeline of reads. A key with a foreign value of another type counts as missing; `empty` is
-    what each command in turn answers then."""
+async def read(redis: Redis, ask: Callable[[Any], object], *empty: object) -> list[Any]:
+    """The answers to what `ask` puts into a pipeline. A key with a foreign value of another type counts as missing;
+    `empty` is what each command in turn answers then."""
     with reachable():
-        answers = await asked.execute(raise_on_error=False)
+        async with redis.pipeline(transaction=False) as asked:
+            ask(asked)
+            answers = await asked.execute(raise_on_error=False)
         return [_read(answer, nothing) for answer, nothing in zip(answers, cycle(empty), strict=False)]
 
 

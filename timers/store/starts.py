@@ -67,10 +67,9 @@ async def _earliest_queues(
 ) -> list[list[tuple[float, str]]]:
     """The queues of each shard that are due first, with their due times; at most one more than are counted."""
     high = "+inf" if before_ms is None else f"({before_ms}"
-    async with store.connections.commands.pipeline(transaction=False) as asked:
-        for shard in range(store.shards):
-            asked.zrangebyscore(f"{keys.root(shard)}heads", "-inf", high, 0, most + 1, withscores=True)
-        answers = await read(asked, [])
+    answers = await store.of_shards(
+        lambda asked, root: asked.zrangebyscore(f"{root}heads", "-inf", high, 0, most + 1, withscores=True), []
+    )
     covers = wanted.covering()
     return [[(due, keys.text(name)) for name, due in queues if covers(keys.text(name))] for queues in answers]
 
@@ -92,10 +91,8 @@ async def add_starts(store: Store, counts: Mapping[int, int]) -> None:
 async def past_starts(store: Store) -> dict[str, Ring]:
     """The rings by name, oldest slot first. The newest slot is the current one. Raises Unavailable."""
     now_ms = await store.now_ms()
-    async with store.connections.commands.pipeline(transaction=False) as asked:
-        for ring in RINGS:
-            asked.hgetall(f"{keys.FIRED_ROOT}{ring}")
-        held: list[dict[bytes, bytes]] = await read(asked, {})
+    names = [f"{keys.FIRED_ROOT}{ring}" for ring in RINGS]
+    held = await read(store.connections.commands, lambda asked: list(map(asked.hgetall, names)), {})
     return {name: _slots(now_ms, *RINGS[name], list(ring.values())) for name, ring in zip(RINGS, held, strict=True)}
 
 

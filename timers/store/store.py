@@ -429,6 +429,14 @@ class Store:
         self._heard(name, sent, reply)
         return reply[1:]
 
+    async def of_shards(
+        self, ask: Callable[[Any, str], object], *empty: object, shards: Iterable[int] | None = None
+    ) -> list[Any]:
+        """What `ask` reads, given a pipeline and a shard's root, of all shards or of some in one round trip. `empty` is
+        what its commands in turn answer for missing keys."""
+        roots = map(keys.root, range(self.shards) if shards is None else shards)
+        return await scripts.read(self.connections.commands, lambda asked: [ask(asked, root) for root in roots], *empty)
+
     async def run_all(self, calls: Sequence[scripts.ScriptCall], via: DedicatedConnection | None = None) -> list[Any]:
         """Run scripts in one round trip, over `via` if given. Each answer still begins with the server's
         time."""

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from timers.core.model import Status
 from timers.store import codec, keys
-from timers.store.scripts import Argument, read
+from timers.store.scripts import Argument
 from timers.store.store import Store
 
 STEP: Final = 100
@@ -74,13 +74,13 @@ async def index_prefixes(store: Store, shard: int) -> None:
 
 async def _prefixes(store: Store, shard: int) -> set[str]:
     """The prefixes that are indexed, or have a count, a head or retrying timers."""
-    root = keys.root(shard)
-    async with store.connections.commands.pipeline(transaction=False) as asked:
-        asked.hkeys(f"{root}counts")
-        for name in ("heads", "held", "retrying", "prefixes"):
-            asked.zrange(f"{root}{name}", 0, -1)
-        counted, *indexes = await read(asked, [])
-    found = {keys.text(name).partition(" ")[2] for name in counted} | {keys.text(name) for name in chain(*indexes)}
+    indexes = ("heads", "held", "retrying", "prefixes")
+    counted, *named = await store.of_shards(
+        lambda asked, root: [asked.hkeys(f"{root}counts"), *(asked.zrange(root + name, 0, -1) for name in indexes)],
+        [],
+        shards=[shard],
+    )
+    found = {keys.text(name).partition(" ")[2] for name in counted} | {keys.text(name) for name in chain(*named)}
     return found - {keys.WHOLE}
 
 
