@@ -27,7 +27,7 @@ LOOKUPS_AT_ONCE: Final = 32
 """Threads that look names up. They are not the event loop's, so a name server that hangs holds up only webhooks."""
 
 
-class Reach:
+class HostMatcher:
     """Hosts, `*.suffix` and networks, as in TIMERS_WEBHOOK_ALLOW."""
 
     def __init__(self, entries: Iterable[str]) -> None:
@@ -59,7 +59,7 @@ class GuardedResolver(AbstractResolver):
     """Looks names up for the connections of one scheme. It refuses a name unless every address behind it is open to web
     hooks. The connection uses an address that was checked, so a second answer from the name server changes nothing."""
 
-    def __init__(self, allow: Reach, deny: Reach, lookup: Lookup, *, https: bool) -> None:
+    def __init__(self, allow: HostMatcher, deny: HostMatcher, lookup: Lookup, *, https: bool) -> None:
         self._allow, self._deny, self._https, self._lookup = allow, deny, https, lookup
         self._threads = ThreadPoolExecutor(LOOKUPS_AT_ONCE, thread_name_prefix="timers-lookup")
 

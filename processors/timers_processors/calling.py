@@ -34,7 +34,7 @@ from yarl import URL
 
 from timers import Fail, Retry
 from timers.processor import DISTRIBUTION
-from timers_processors.addresses import GuardedResolver, Reach
+from timers_processors.addresses import GuardedResolver, HostMatcher
 from timers_processors.targets import Targets, Unanswered, later
 
 ANSWER_BYTES: Final = 1024
@@ -200,7 +200,7 @@ def _retry_after(response: ClientResponse) -> float | None:
 @asynccontextmanager
 async def caller_for_ourselves() -> AsyncIterator[HttpClient]:
     """A caller for addresses that the operator has configured, which may be private."""
-    anywhere, nowhere = Reach(("0.0.0.0/0", "::/0")), Reach(())
+    anywhere, nowhere = HostMatcher(("0.0.0.0/0", "::/0")), HostMatcher(())
     guards = {
         scheme: GuardedResolver(anywhere, nowhere, socket.getaddrinfo, https=True) for scheme in ("https", "http")
     }

@@ -13,7 +13,7 @@ from yarl import URL
 
 from timers import Context, Done, Fail, Processor, Timer, processor
 from timers.settings import Settings, load_worker_settings
-from timers_processors.addresses import GuardedResolver, Lookup, Reach
+from timers_processors.addresses import GuardedResolver, Lookup, HostMatcher
 from timers_processors.calling import Call, HttpClient, accepted, signature
 from timers_processors.targets import Targets
 
@@ -54,7 +54,7 @@ class WebHooks:
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[HttpClient]:
         """The pod's connections."""
-        allow, deny = Reach(self.settings.webhook_allow), Reach(self.settings.webhook_deny)
+        allow, deny = HostMatcher(self.settings.webhook_allow), HostMatcher(self.settings.webhook_deny)
         guards = {
             scheme: GuardedResolver(allow, deny, self._lookup, https=scheme == "https") for scheme in ("https", "http")
         }
