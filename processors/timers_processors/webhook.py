@@ -13,7 +13,7 @@ from yarl import URL
 
 from timers import Context, Done, Fail, Processor, Timer, processor
 from timers.settings import Settings, load_worker_settings
-from timers_processors.addresses import GuardedResolver, Lookup, HostMatcher
+from timers_processors.addresses import GuardedResolver, HostMatcher, Lookup
 from timers_processors.calling import Call, HttpClient, accepted, signature
 from timers_processors.targets import Targets
 

@@ -55,7 +55,7 @@ async def found(store: Store, *, wait_seconds: float = DEADLINE_SECONDS, fix: bo
     """The doctor's findings that are not fine. Each must say what it means and what to do."""
     checks = await examine(store, wait_seconds=wait_seconds, fix=fix)
     wrong = {check.name: check for check in checks if check.level != "ok"}
-    assert all(check.means and check.mend for check in wrong.values() if not check.said.startswith("repaired"))
+    assert all(check.means and check.repair for check in wrong.values() if not check.said.startswith("repaired"))
     return wrong
 
 

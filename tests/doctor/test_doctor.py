@@ -204,7 +204,7 @@ def test_what_a_server_says_of_itself(told: Mapping[str, Any], expected: tuple[s
     assert (check.name, check.level) == expected[:2]
     assert expected[2] in check.said
     assert check.means
-    assert check.mend
+    assert check.repair
 
 
 async def test_no_worker_is_alive(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ async def test_a_server_that_denies_config_and_announces_nothing(tmp_path: Path)
             wrong = await found(limited, wait_seconds=SHORT_SECONDS, fix=True)
         expected = {"flags": ("fail", "denies CONFIG, and no event"), "delivery": ("fail", "no `expired` event")}
         assert_named(wrong, expected)
-        assert "`redis-cli CONFIG SET notify-keyspace-events Ex`" in wrong["flags"].mend
+        assert "`redis-cli CONFIG SET notify-keyspace-events Ex`" in wrong["flags"].repair
 
 
 async def test_a_server_without_info_and_scan(tmp_path: Path) -> None:

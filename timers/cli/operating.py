@@ -124,15 +124,15 @@ async def _examined(*, fix: bool, acknowledge: bool) -> Sequence[Check]:
 
 
 def _show_checks(checks: Sequence[Check]) -> None:
-    """Print a line for each check. Below a check that is not fine, say what it means and how to mend it. Use colours
+    """Print a line for each check. Below a check that is not fine, say what it means and how to repair it. Use colours
     only on a terminal."""
     width = max(len(check.name) for check in checks)
     for check in checks:
         level = typer.style(f"{check.level:<4}", fg=_COLOURS[check.level], bold=check.level == "fail")
         typer.echo(f"{level}  {check.name:<{width}}  {cell(check.said)}")
-        for heading, text in (("means", check.means), ("mend", check.mend)):
+        for heading, text in (("means", check.means), ("repair", check.repair)):
             if text:
-                typer.echo(f"{'':<{width + 6}}  {heading + ':':<6} {text}")
+                typer.echo(f"{'':<{width + 6}}  {heading + ':':<7} {text}")
 
 
 @app.command()

@@ -65,17 +65,20 @@ async def examine(
         data = await _data(store, acknowledge=acknowledge)
         return [*found, data, *await _work(store, roster, fix=fix, progress=progress)]
     except (ConfigurationError, Unavailable, Refusal) as error:
-        mend = "see the findings above; if the db belongs to another service, correct TIMERS_REDIS_URL"
-        return [*found, Check("data", "fail", f"the db cannot be used: {error}", "pods and callers are refused", mend)]
+        repair = "see the findings above; if the db belongs to another service, correct TIMERS_REDIS_URL"
+        return [
+            *found,
+            Check("data", "fail", f"the db cannot be used: {error}", "pods and callers are refused", repair),
+        ]
 
 
 def unreachable(error: Unavailable) -> Check:
     """The only finding about a server that does not answer."""
-    mend = next(
-        (mend for part, mend in UNREACHABLE.items() if part in str(error).lower()),
+    repair = next(
+        (repair for part, repair in UNREACHABLE.items() if part in str(error).lower()),
         "start it, or correct TIMERS_REDIS_URL",
     )
-    return Check("server", "fail", str(error), "nothing is armed or run", mend)
+    return Check("server", "fail", str(error), "nothing is armed or run", repair)
 
 
 def unacknowledged(store: Store) -> list[str]:
@@ -104,13 +107,13 @@ async def _data(store: Store, *, acknowledge: bool) -> Check:
     await store.identity.refresh()
     losses, foreign = [str(loss) for loss in store.identity.losses.values()], store.identity.foreign
     means = "timers armed earlier are gone, or are in an earlier state"
-    mend = "restore them or arm them anew, then `timers doctor --acknowledge`"
+    repair = "restore them or arm them anew, then `timers doctor --acknowledge`"
     read = "whoever wrote it may write anything; clients that read it meanwhile looked for timers in other shards"
     find = "find out who writes there and take the right away, then `timers doctor --acknowledge`"
     return judged(
         "data",
         "no unacknowledged loss of data is known",
-        (bool(losses), "fail", "; ".join(losses), means, mend),
+        (bool(losses), "fail", "; ".join(losses), means, repair),
         (bool(foreign), "warn", foreign, read, find),
     )
 
@@ -141,29 +144,33 @@ def _waiting(fleet: Fleet, scheduled: Iterable[Queue], paused: Set[str]) -> Iter
     unserved, means = fleet.unserved_of({*scheduled, *due}), "timers wait in them until a pod takes them"
     level: Level = "fail" if unserved.prefixes else "warn"
     said = f"shards without a live pod: {shortened(unserved.shards)}"
-    mend = "start pods whose TIMERS_SHARD_SUBSET has them"
+    repair = "start pods whose TIMERS_SHARD_SUBSET has them"
     yield judged(
         "shards",
         "every shard has a live worker",
         (not workers, level, "no worker is alive, so nothing runs", means, "start one: `timers serve`"),
-        (bool(unserved.shards), "fail", said, means, mend),
+        (bool(unserved.shards), "fail", said, means, repair),
     )
     said = f"timers wait, but no live pod serves these prefixes: {shortened(unserved.prefixes)}"
     means = "they become unhandled a minute after they are due"
-    mend = "start pods with their processors, or withdraw a declaration: `timers prefixes forget PREFIX`"
-    yield judged("prefixes", "every waiting timer has a live pod", (bool(unserved.prefixes), "fail", said, means, mend))
+    repair = "start pods with their processors, or withdraw a declaration: `timers prefixes forget PREFIX`"
+    yield judged(
+        "prefixes", "every waiting timer has a live pod", (bool(unserved.prefixes), "fail", said, means, repair)
+    )
     since_ms = fleet.now_ms - STUCK_MS
     late = {each.prefix for each in fleet.due if each.kind != "blocked" and each.since_ms <= since_ms}
     stuck = sorted(late - paused - {*unserved.prefixes}) if workers else []
     room = sum(max(0, worker.concurrency - worker.running) for worker in workers)
     said = f"timers have been due for more than a minute: {shortened(stuck)}; the pods have room for {room} more runs"
     means = "these timers and those behind them run late"
-    mend = "see what runs with `timers ls --status running`, and /readyz of each pod; add pods"
-    yield judged("queues", "no timer that may run has been due for a minute", (bool(stuck), "fail", said, means, mend))
+    repair = "see what runs with `timers ls --status running`, and /readyz of each pod; add pods"
+    yield judged(
+        "queues", "no timer that may run has been due for a minute", (bool(stuck), "fail", said, means, repair)
+    )
     held = sorted(paused & {prefix for _, prefix in due})
     said, means = f"timers of paused prefixes are due: {shortened(held)}", "they wait until somebody resumes them"
-    mend = ", ".join(f"`timers resume {prefix}`" for prefix in held[:NAMES_SHOWN])
-    yield judged("paused", "no paused prefix has due timers", (bool(held), "warn", said, means, mend))
+    repair = ", ".join(f"`timers resume {prefix}`" for prefix in held[:NAMES_SHOWN])
+    yield judged("paused", "no paused prefix has due timers", (bool(held), "warn", said, means, repair))
 
 
 def _kept(kept: Counter[str]) -> Check:
@@ -171,21 +178,23 @@ def _kept(kept: Counter[str]) -> Check:
     most = kept.most_common(1)[0][0] if kept else ""
     named = f"{said}, most of them of {most!r}"
     means = f"they wait for a person, and take about {kept.total() * KEPT_BYTES / 2**20:.0f} MiB of Redis's memory"
-    mend = (
+    repair = (
         f"find out why, then `timers retry --prefix {most} --status failed,unhandled --yes`; "
         "or purge them, or set TIMERS_RETENTION_FAILED"
     )
-    return judged("failed", said, (kept.total() > MANY_KEPT, "warn", named, means, mend))
+    return judged("failed", said, (kept.total() > MANY_KEPT, "warn", named, means, repair))
 
 
 def _retrying(failing: Mapping[str, str]) -> Check:
     means = "they have not done their work, and will have failed for good when their tries are used up"
     named = list(failing)[:NAMES_SHOWN]
-    mend = "repair what they call, then " + ", ".join(
+    repair = "repair what they call, then " + ", ".join(
         f"`timers reschedule --prefix {prefix} --status retrying --in 0s --yes`" for prefix in named
     )
     said = f"timers keep failing and are tried again: {'; '.join(failing.values())}"
-    return judged("retrying", "no timer has kept failing for five minutes", (bool(failing), "warn", said, means, mend))
+    return judged(
+        "retrying", "no timer has kept failing for five minutes", (bool(failing), "warn", said, means, repair)
+    )
 
 
 def _pods(store: Store, members: Sequence[Member]) -> Iterator[Check]:
@@ -194,12 +203,12 @@ def _pods(store: Store, members: Sequence[Member]) -> Iterator[Check]:
     troubles = [f"{pod.pod}: {pod.trouble}" for pod in members if pod.trouble]
     troubles += [f"{m.pod}: notifications are {m.delivery}" for m in members if m.works and m.delivery != "ok"]
     grant = "give the user of these pods the rights in the section Rights of PROTOCOL.md, with `redis-cli ACL SETUSER`"
-    means, mend = "such a pod finds timers only by the sweep, or takes none", "check /readyz and the log of the pod"
+    means, repair = "such a pod finds timers only by the sweep, or takes none", "check /readyz and the log of the pod"
     yield judged(
         "pods",
         f"all live pods receive notifications ({len(members)})",
         (bool(lacks), "fail", shortened(lacks), "timers of these prefixes are not armed or run", grant),
-        (bool(troubles), "warn", shortened(troubles), means, mend),
+        (bool(troubles), "warn", shortened(troubles), means, repair),
     )
     yield _format(store, members)
     told: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -212,14 +221,16 @@ def _pods(store: Store, members: Sequence[Member]) -> Iterator[Check]:
         if len(values) > 1
     ]
     means = "what happens to a timer depends on the pod that takes it"
-    mend = "give all pods the same settings and limits, or wait until a rolling deploy has ended"
-    yield judged("settings", "all pods have the same settings", (bool(differ), "warn", "; ".join(differ), means, mend))
+    repair = "give all pods the same settings and limits, or wait until a rolling deploy has ended"
+    yield judged(
+        "settings", "all pods have the same settings", (bool(differ), "warn", "; ".join(differ), means, repair)
+    )
     senders = [pod for pod in members if pod.works and "TIMERS_OUTBOX" in pod.settings]
     folders = [f"{pod.pod} to {pod.settings['TIMERS_OUTBOX']}" for pod in senders]
     said = f"pods write messages for which they have no gateway to a folder: {shortened(folders)}"
     means = "nobody receives them; their history says `not sent`"
-    mend = "set TIMERS_SMTP_URL and TIMERS_SMS_URL, or leave TIMERS_OUTBOX out: then such messages fail"
-    yield judged("messages", "no pod writes messages to a folder", (bool(folders), "warn", said, means, mend))
+    repair = "set TIMERS_SMTP_URL and TIMERS_SMS_URL, or leave TIMERS_OUTBOX out: then such messages fail"
+    yield judged("messages", "no pod writes messages to a folder", (bool(folders), "warn", said, means, repair))
 
 
 def _format(store: Store, members: Sequence[Member]) -> Check:
@@ -249,12 +260,12 @@ async def _hooks(store: Store) -> Check:
     means = "hooks and alarms do not hear of them; a full outbox takes no more"
     start = "start a worker, or see `hooks` under services in /readyz of the workers"
     fail = f"calls of hooks or messages of alarms fail, such as {shortened(failing)}"
-    mend = f"repair the receiver, then `timers retry --prefix '{OWN_PREFIXES}*' --status failed,unhandled --yes`"
+    repair = f"repair the receiver, then `timers retry --prefix '{OWN_PREFIXES}*' --status failed,unhandled --yes`"
     return judged(
         "hooks",
         f"{waiting} changes wait for a pod",
         (oldest_ms > STUCK_MS, "fail", said, means, start),
-        (bool(failing), "warn", fail, "their receivers learn late what happened, or never", mend),
+        (bool(failing), "warn", fail, "their receivers learn late what happened, or never", repair),
     )
 
 
@@ -292,6 +303,6 @@ def _numbers(total: Mapping[str, int]) -> str:
 def _quarantine(number: int, some: Mapping[str, str]) -> Check:
     shown = ", ".join(f"{member!r} ({reason})" for member, reason in some.items())
     said = f"{number} records could not be read and are in quarantine, such as {shown}"
-    mend = "arm these timers again, then for each shard N: redis-cli HDEL 'timers:{N}:quarantine' PREFIX:ID"
+    repair = "arm these timers again, then for each shard N: redis-cli HDEL 'timers:{N}:quarantine' PREFIX:ID"
     fine = "no unreadable record was found"
-    return judged("quarantine", fine, (bool(number), "warn", said, "these timers do not run", mend))
+    return judged("quarantine", fine, (bool(number), "warn", said, "these timers do not run", repair))

@@ -152,7 +152,7 @@ class Maintenance:
             async for found in audit(self._pod.store, shard):
                 if found:
                     _auditors_log.error(
-                        "indexes or counts disagreed with the records and were mended", shard=shard, **found
+                        "indexes or counts disagreed with the records and were repaired", shard=shard, **found
                     )
                 rest = (time.monotonic() - began) * REST_PER_WORK
                 await asyncio.sleep(min(max(SHORTEST_REST_SECONDS, rest), LONGEST_REST_SECONDS))

@@ -40,19 +40,19 @@ _NO_ENDS: Final = "nothing is armed, and no run ends"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at and how it is; where that is not fine, what it means for timers, and how to repair it. `mend`
+    """What was looked at and how it is; where that is not fine, what it means for timers, and how to repair it. `repair`
     has commands between backticks, to be typed as they are."""
 
     name: str
     level: Level
     said: str
     means: str = ""
-    mend: str = ""
+    repair: str = ""
 
     def to_json(self) -> dict[str, str | None]:
         """As it is shown."""
         said = {"check": self.name, "level": self.level, "said": self.said}
-        return {**said, "means": self.means or None, "mend": self.mend or None}
+        return {**said, "means": self.means or None, "mend": self.repair or None}
 
 
 async def server_facts(store: Store) -> Facts:
@@ -91,9 +91,9 @@ async def configured(store: Store) -> Mapping[str, str] | None:
 
 def judged(name: str, fine: str, *troubles: Trouble) -> Check:
     """The first trouble that there is; without one, what is `fine`."""
-    for is_there, level, said, means, mend in troubles:
+    for is_there, level, said, means, repair in troubles:
         if is_there:
-            return Check(name, level, said, means, mend)
+            return Check(name, level, said, means, repair)
     return Check(name, "ok", fine)
 
 
@@ -175,29 +175,29 @@ def _persistence(info: Facts, config: Mapping[str, str] | None) -> Check:
 
 
 def _eviction(info: Facts) -> Check:
-    policy, mend = info.get("maxmemory_policy", "unknown"), setting(info, "maxmemory-policy", "noeviction")
+    policy, repair = info.get("maxmemory_policy", "unknown"), setting(info, "maxmemory-policy", "noeviction")
     said, evicts = f"maxmemory-policy is {policy}", policy != "noeviction"
     later = "the server deletes timers as soon as somebody sets maxmemory"
     return judged(
         "eviction",
         said,
-        (evicts and not int(info.get("maxmemory", 0)), "warn", said, later, mend),
-        (evicts, "fail", said, "the server deletes timers when memory runs short", mend),
+        (evicts and not int(info.get("maxmemory", 0)), "warn", said, later, repair),
+        (evicts, "fail", said, "the server deletes timers when memory runs short", repair),
     )
 
 
 def _memory(info: Facts) -> Check:
     limit, used = int(info.get("maxmemory", 0)), memory_used(info)
     said = f"{used / 2**20:.0f} MiB used of {limit / 2**20:.0f}" if limit else f"{used / 2**20:.0f} MiB used, no limit"
-    mend = (
+    repair = (
         f"if the machine has room: {setting(info, 'maxmemory', limit * 2)}; "
         "else shorten TIMERS_RETENTION, or `timers purge --status completed --yes`"
     )
     return judged(
         "memory",
         said,
-        (0 < limit < used, "fail", said, FULL, mend),
-        (0 < limit * NEARLY < used, "warn", said, "at the limit new timers are refused", mend),
+        (0 < limit < used, "fail", said, FULL, repair),
+        (0 < limit * NEARLY < used, "warn", said, "at the limit new timers are refused", repair),
     )
 
 
@@ -225,8 +225,8 @@ def _buffers(info: Facts, config: Mapping[str, str]) -> Check:
     hard, soft = int(found[1]), int(found[2])
     said = f"the server disconnects a subscriber at {hard} bytes, or {soft} for a while (0: never)"
     means = "a burst of due timers disconnects pods; until they reconnect, timers wait for the sweep"
-    mend = setting(info, "client-output-buffer-limit", "pubsub 32mb 8mb 60")
-    return judged("buffers", said, (0 < hard < HARD_BYTES or 0 < soft < SOFT_BYTES, "warn", said, means, mend))
+    repair = setting(info, "client-output-buffer-limit", "pubsub 32mb 8mb 60")
+    return judged("buffers", said, (0 < hard < HARD_BYTES or 0 < soft < SOFT_BYTES, "warn", said, means, repair))
 
 
 def _clients(info: Facts) -> Check:

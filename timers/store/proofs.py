@@ -92,8 +92,8 @@ async def _judged(store: Store, config: Mapping[str, str] | None) -> list[Check]
         return judge(await server_facts(store), config)
     except (RedisRights, Refusal) as error:
         means = "whether it keeps or evicts timers, and has room for them, is not known"
-        mend = f"{grant(store, ['info'])}; take a rename-command of INFO out of its configuration"
-        return [Check("server", "warn", f"it denies INFO: {error}", means, mend)]
+        repair = f"{grant(store, ['info'])}; take a rename-command of INFO out of its configuration"
+        return [Check("server", "warn", f"it denies INFO: {error}", means, repair)]
 
 
 async def _tried(name: str, checking: Awaitable[Check]) -> Check:
@@ -123,8 +123,10 @@ async def rights(store: Store, prefixes: Iterable[str]) -> Check:
     try:
         (found,) = await store.run("rights", 0, wanted)
     except RedisRights as error:
-        mend = f"{grant(store, ['eval - 1 timers:x', 'evalsha'])}, then `timers doctor` names the rest"
-        return Check("rights", "fail", f"the Redis user may not run scripts ({error})", "nothing is armed or run", mend)
+        repair = f"{grant(store, ['eval - 1 timers:x', 'evalsha'])}, then `timers doctor` names the rest"
+        return Check(
+            "rights", "fail", f"the Redis user may not run scripts ({error})", "nothing is armed or run", repair
+        )
     denied = [command.decode() for command in found]
     means = "whatever needs them fails: timers are not armed, heard of, run or ended"
     lacks = f"the Redis user lacks permission for: {', '.join(denied)}"
@@ -142,7 +144,9 @@ async def replay(store: Store, prefixes: Iterable[str]) -> Check:
     versions before the repair of redis issue 14541 throw away those transactions in it that the user may not do."""
     fine, look = "the default user may replay the append-only file", f"redis-cli ACL DRYRUN default {_REPLAYED[0]}"
     means = "at a restart the server may throw away every timer: it replays its append-only file as the default user"
-    mend = "as a user who may: `redis-cli ACL SETUSER default off resetpass '~*' '&*' +@all`; put it into its ACL file"
+    repair = (
+        "as a user who may: `redis-cli ACL SETUSER default off resetpass '~*' '&*' +@all`; put it into its ACL file"
+    )
     wanted = [*_REPLAYED, *(f"set {prefix}:x -" for prefix in sorted(prefixes)[:PREFIXES_LIMIT])]
     try:
         denied, refusal = await _denied_to_default(store, wanted), ""
@@ -155,7 +159,7 @@ async def replay(store: Store, prefixes: Iterable[str]) -> Check:
         "replay",
         fine,
         (bool(refusal), "warn", hidden, means, f"{grant(store, ['acl|dryrun'])}, or see that `{look}` says OK"),
-        (bool(denied), "fail", f"the default user lacks permission for: {', '.join(denied)}", means, mend),
+        (bool(denied), "fail", f"the default user lacks permission for: {', '.join(denied)}", means, repair),
     )
 
 
@@ -200,16 +204,16 @@ def flags(current: str | None, *, heard: bool, allowed: bool) -> Check:
         f"`redis-cli CONFIG SET {FLAGS} {shlex.quote((current or '') + missing)}`",
     )
     if current is not None:
-        mend = f"`timers doctor --fix`, or {command}"
-        return judged("flags", said, (bool(missing), "fail", f"{said} and lacks {missing!r}", means, mend))
+        repair = f"`timers doctor --fix`, or {command}"
+        return judged("flags", said, (bool(missing), "fail", f"{said} and lacks {missing!r}", means, repair))
     unseen = "not to be seen: the server denies CONFIG, and no event came"
     silent = "the server denies CONFIG, and no event of a key came"
-    mend = f"as a user who may: {command}, with any flags that are on already"
+    repair = f"as a user who may: {command}, with any flags that are on already"
     return judged(
         "flags",
         "the server denies CONFIG, but the event of a test key arrived",
         (not heard and not allowed, "warn", unseen, means, "see the check `rights` first"),
-        (not heard, "fail", silent, means, mend),
+        (not heard, "fail", silent, means, repair),
     )
 
 
@@ -261,13 +265,13 @@ async def foreign_keys(store: Store, served: Callable[[str], bool]) -> Check:
         first = shlex.quote(moved[0])
         said = f"another program had put a value in the place of a key of the service; it is {first} now"
         means = "what the key held is lost, though records and indexes are repaired"
-        mend = f"find out who writes into this db; when you have seen it: `redis-cli DEL {first}`"
-        return Check("foreign", "warn", said, means, mend)
+        repair = f"find out who writes into this db; when you have seen it: `redis-cli DEL {first}`"
+        return Check("foreign", "warn", said, means, repair)
     shown = ", ".join(repr(key[:60]) for key in found[:3])
     said = f"{len(found)} of {seen} keys do not belong to the service, such as {shown}"
     means = "whoever flushes, evicts or overwrites them reaches the timers too; a bare key waits for its pods"
-    mend = "give the service its own db number at the end of TIMERS_REDIS_URL"
-    return judged("foreign", f"the db has no foreign keys ({seen} checked)", (bool(found), "warn", said, means, mend))
+    repair = "give the service its own db number at the end of TIMERS_REDIS_URL"
+    return judged("foreign", f"the db has no foreign keys ({seen} checked)", (bool(found), "warn", said, means, repair))
 
 
 def _is_foreign(key: bytes, served: Callable[[str], bool]) -> bool:
@@ -289,8 +293,8 @@ async def latency(store: Store) -> Check:
         f"a call takes {median_ms:.1f} ms",
         "a timer starts after three or four calls, so it is late by that much",
     )
-    mend = "run the pods near the server; `redis-cli SLOWLOG GET` shows what keeps it busy"
-    return judged("latency", said, (median_ms >= SLOW_MS, "warn", said, means, mend))
+    repair = "run the pods near the server; `redis-cli SLOWLOG GET` shows what keeps it busy"
+    return judged("latency", said, (median_ms >= SLOW_MS, "warn", said, means, repair))
 
 
 async def skew(store: Store) -> Check:
@@ -298,5 +302,5 @@ async def skew(store: Store) -> Check:
     skew_ms = abs(await store.now_ms() - time.time() * 1000)
     said = f"the server's clock and this machine's differ by {skew_ms:.0f} ms"
     means = "timers follow the server's: an absolute due time is met by its clock"
-    mend = "run chrony or another NTP client on both; timedatectl shows the state"
-    return judged("clock", said, (skew_ms > SKEW_WARN_MS, "warn", said, means, mend))
+    repair = "run chrony or another NTP client on both; timedatectl shows the state"
+    return judged("clock", said, (skew_ms > SKEW_WARN_MS, "warn", said, means, repair))

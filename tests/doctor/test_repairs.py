@@ -56,7 +56,7 @@ async def typed(check: Check, url: str, folder: Path) -> None:
         (folder / name).chmod(0o755)
     path = f"{folder}:{os.environ['PATH']}"
     environment = clean_environment({"PATH": path, "PYTHONPATH": str(ROOT), "TIMERS_REDIS_URL": url})
-    commands = re.findall(r"`((?:redis-cli|timers) [^`]*)`", check.mend)
+    commands = re.findall(r"`((?:redis-cli|timers) [^`]*)`", check.repair)
     assert commands, check
     for command in commands:
         process = await asyncio.create_subprocess_exec(
@@ -136,7 +136,7 @@ async def test_a_user_who_is_given_the_rights(
 
 
 @pytest.mark.parametrize(
-    ("change", "said", "mend"),
+    ("change", "said", "repair"),
     [
         (lambda url: f"{url.partition('?')[0]}?db=99", "DB index is out of range", "the number of the db"),
         (as_user, "invalid username-password", "the user and the password"),
@@ -145,7 +145,7 @@ async def test_a_user_who_is_given_the_rights(
     ids=["a db that it has not", "a wrong password", "nobody there"],
 )
 async def test_a_server_that_does_not_answer_is_a_finding_too(
-    change: Callable[[str], str], said: str, mend: str, tmp_path: Path
+    change: Callable[[str], str], said: str, repair: str, tmp_path: Path
 ) -> None:
     async with await start_server("redis", tmp_path) as server:
         shown = Process(tmp_path, "doctor", "-o", "json", TIMERS_REDIS_URL=change(server.url)).end()
@@ -153,7 +153,7 @@ async def test_a_server_that_does_not_answer_is_a_finding_too(
         assert (shown.code, shown.err) == (1, "")
         assert (check["check"], check["level"], check["means"]) == ("server", "fail", "nothing is armed or run")
         assert said in check["said"]
-        assert mend in check["mend"]
+        assert repair in check["mend"]
 
 
 @NEEDS_CLIENT
