@@ -119,7 +119,7 @@ def test_doctor_finds_a_server_of_ours_healthy(timers: CommandLine) -> None:
     assert (shards["said"], shards["mend"]) == ("no worker is alive, so nothing runs", "start one: `timers serve`")
 
 
-def test_doctor_shows_what_a_finding_means_and_what_mends_it(timers: CommandLine) -> None:
+def test_doctor_shows_what_a_finding_means_and_what_repairs_it(timers: CommandLine) -> None:
     lines = timers("doctor").out.splitlines()
     place = next(place for place, line in enumerate(lines) if line.startswith("warn  shards"))
     assert [line.split(":")[0].strip() for line in lines[place + 1 : place + 3]] == ["means", "repair"]

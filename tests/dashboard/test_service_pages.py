@@ -59,7 +59,7 @@ async def test_a_server_page_shows_what_the_doctor_finds(visitor: Visitor) -> No
     for check in ("eviction", "persistence", "flags", "delivery", "foreign", "clock"):
         assert f"<strong>{check}</strong>" in text
     assert "noeviction" in text
-    assert "Mend: start one: <code>timers serve</code>" in text
+    assert "Repair: start one: <code>timers serve</code>" in text
 
 
 async def test_the_server_page_shows_hooks_and_alarms_without_their_urls(visitor: Visitor) -> None:

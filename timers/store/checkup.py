@@ -40,8 +40,8 @@ _NO_ENDS: Final = "nothing is armed, and no run ends"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at and how it is; where that is not fine, what it means for timers, and how to repair it. `repair`
-    has commands between backticks, to be typed as they are."""
+    """What was checked and how it is; if that is not fine, what it means for timers, and how to repair it. `repair` has
+    commands between backticks, to be typed as they are."""
 
     name: str
     level: Level
