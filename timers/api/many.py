@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
@@ -32,42 +33,44 @@ ACTION_SECONDS: Final = 5.0
 """How long an action's call may take, even if few timers pass its filter: half of what any call may take."""
 
 
-class ManyRoutes:
-    """List, create and change many timers."""
+def many_routes(client: TimerClient) -> Sequence[web.RouteDef]:
+    """The routes to add to an application: list, create and change many timers."""
+    acting_now = 0
 
-    def __init__(self, client: TimerClient) -> None:
-        self._client = client
-        self._acting = 0
-
-    def routes(self) -> Sequence[web.RouteDef]:
-        """The routes to add to an application."""
-        return (route("listTimers", self.list), route("createTimers", self.create), route("actOnTimers", self.act))
-
-    async def list(self, request: web.Request) -> web.Response:
-        """Answers 200 with a page."""
-        page = await self._client.page(read_query(request, PageRequest).seen_by(visible_to(request)))
-        items = await joined(page.items, lambda timer: encoded(timer.to_json()))
-        return of_bytes(b'{"items":[' + items + b'],"next_cursor":' + encoded(page.next_cursor) + b"}")
-
-    async def create(self, request: web.Request) -> web.Response:
-        """Answers 200 with a result for each timer, in order."""
-        values, visible = await _read_batch(request), visible_to(request)
-        wishes = [_parse_entry(value, visible) for value in values]
-        results = await acting(self._client, request).batch(wishes, traceparent=traceparent_of(request))
-        return answer({"results": [_result(each) for each in results]})
-
-    async def act(self, request: web.Request) -> web.Response:
+    async def act(request: web.Request) -> web.Response:
         """Answers 200 with the counts and a cursor to continue with."""
+        nonlocal acting_now
         asked = parsed(request, BulkAction.parse, await read_json(request))
-        if self._acting >= ACTIONS_AT_ONCE:
-            raise Busy(f"this pod runs {self._acting} actions, its maximum; try again soon")
+        if acting_now >= ACTIONS_AT_ONCE:
+            raise Busy(f"this pod runs {acting_now} actions, its maximum; try again soon")
         visible = asked.model_copy(update={"filter": asked.filter.seen_by(visible_to(request))})
-        self._acting += 1
+        acting_now += 1
         try:
-            counts = await acting(self._client, request).act(visible, stop=_enough_for(request))
+            counts = await acting(client, request).act(visible, stop=_enough_for(request))
         finally:
-            self._acting -= 1
+            acting_now -= 1
         return answer(counts.to_json())
+
+    return (
+        route("listTimers", partial(_list, client)),
+        route("createTimers", partial(_create, client)),
+        route("actOnTimers", act),
+    )
+
+
+async def _list(client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 200 with a page."""
+    page = await client.page(read_query(request, PageRequest).seen_by(visible_to(request)))
+    items = await joined(page.items, lambda timer: encoded(timer.to_json()))
+    return of_bytes(b'{"items":[' + items + b'],"next_cursor":' + encoded(page.next_cursor) + b"}")
+
+
+async def _create(client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 200 with a result for each timer, in order."""
+    values, visible = await _read_batch(request), visible_to(request)
+    wishes = [_parse_entry(value, visible) for value in values]
+    results = await acting(client, request).batch(wishes, traceparent=traceparent_of(request))
+    return answer({"results": [_result(each) for each in results]})
 
 
 async def _read_batch(request: web.Request) -> Sequence[Any]:

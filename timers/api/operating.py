@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
@@ -32,105 +33,86 @@ _UNKNOWN_LATENESS: Final = quantiles_ms({})
 """Replaces a lateness that includes prefixes which the caller may not see."""
 
 
-class OperatingRoutes:
-    """The calls on the service as a whole. `worker` is None if this pod does not have that role."""
+async def _stats(client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 200 with the state of the whole service, but only with timers that the caller may see."""
+    prefix, visible = read_query(request, PrefixQuery).prefix, visible_to(request)
+    stats = await client.stats(prefix, visible=visible)
+    counts, whole = stats.counts, dict[str, Any](replace(stats, counts={}).to_json())
+    total: Counter[Status] = Counter()
+    async for counted in cooperatively(counts.values()):
+        total.update(counted)
+    by_prefix = await joined(sorted(counts), lambda prefix: encoded(prefix) + b":" + encoded(by_name(counts[prefix])))
+    del whole["by_prefix"]
+    whole |= {"by_status": by_name(total), "pods": [_visible_member(pod, visible) for pod in whole["pods"]]}
+    if visible is not None:
+        whole["lateness_ms"] = _UNKNOWN_LATENESS
+    return of_bytes(encoded(whole)[:-1] + b',"by_prefix":{' + by_prefix + b"}}")
 
-    def __init__(self, client: TimerClient, metrics: Metrics, worker: Worker | None) -> None:
-        self._client, self._metrics, self._worker = client, metrics, worker
 
-    def routes(self) -> Sequence[web.RouteDef]:
-        """The routes to add to an application."""
-        return (
-            route("getStats", self.stats),
-            route("listPrefixes", self.prefixes),
-            route("pausePrefix", self.pause),
-            route("resumePrefix", self.resume),
-            route("forgetPrefix", self.forget),
-            route("listPods", self.pods),
-            route("acknowledgeLosses", self.acknowledge_losses),
-            route("getMetrics", self.metrics),
-        )
+async def _prefixes(client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 200 with the prefixes that the caller may see."""
+    prefix, visible = read_query(request, PrefixQuery).prefix, visible_to(request)
+    views = [view for view in await client.prefixes(prefix) if visible is None or visible(view.prefix)]
+    return of_bytes(b'{"items":[' + await joined(views, lambda view: encoded(view.to_json())) + b"]}")
 
-    async def stats(self, request: web.Request) -> web.Response:
-        """Answers 200 with the state of the whole service, but only with timers that the caller may see."""
-        prefix, visible = read_query(request, PrefixQuery).prefix, visible_to(request)
-        stats = await self._client.stats(prefix, visible=visible)
-        counts, whole = stats.counts, dict[str, Any](replace(stats, counts={}).to_json())
-        total: Counter[Status] = Counter()
-        async for counted in cooperatively(counts.values()):
-            total.update(counted)
-        by_prefix = await joined(
-            sorted(counts), lambda prefix: encoded(prefix) + b":" + encoded(by_name(counts[prefix]))
-        )
-        del whole["by_prefix"]
-        whole |= {"by_status": by_name(total), "pods": [_visible_member(pod, visible) for pod in whole["pods"]]}
-        if visible is not None:
-            whole["lateness_ms"] = _UNKNOWN_LATENESS
-        return of_bytes(encoded(whole)[:-1] + b',"by_prefix":{' + by_prefix + b"}}")
 
-    async def prefixes(self, request: web.Request) -> web.Response:
-        """Answers 200 with the prefixes that the caller may see."""
-        prefix, visible = read_query(request, PrefixQuery).prefix, visible_to(request)
-        views = [view for view in await self._client.prefixes(prefix) if visible is None or visible(view.prefix)]
-        return of_bytes(b'{"items":[' + await joined(views, lambda view: encoded(view.to_json())) + b"]}")
+async def _pause(pausing: bool, client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 200 with the prefix, paused or no longer paused."""
+    prefix, caller = await _prefix(request), acting(client, request)
+    await (caller.pause(prefix) if pausing else caller.resume(prefix))
+    return answer({"prefix": prefix, "paused": pausing})
 
-    async def pause(self, request: web.Request) -> web.Response:
-        """Answers 200 with the prefix, paused."""
-        prefix = await _prefix(request)
-        await acting(self._client, request).pause(prefix)
-        return answer({"prefix": prefix, "paused": True})
 
-    async def resume(self, request: web.Request) -> web.Response:
-        """Answers 200 with the prefix, no longer paused."""
-        prefix = await _prefix(request)
-        await acting(self._client, request).resume(prefix)
-        return answer({"prefix": prefix, "paused": False})
+async def _forget(client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 204 after taking back the declaration."""
+    await acting(client, request).forget(await _prefix(request))
+    return web.Response(status=204)
 
-    async def forget(self, request: web.Request) -> web.Response:
-        """Answers 204 after taking back the declaration."""
-        await acting(self._client, request).forget(await _prefix(request))
-        return web.Response(status=204)
 
-    async def pods(self, request: web.Request) -> web.Response:
-        """Answers 200 with the live pods, showing only the prefixes that the caller may see."""
-        refuse_query(request)
-        visible = visible_to(request)
-        return answer({"items": [_visible_member(pod.to_json(), visible) for pod in await self._client.pods()]})
+async def _pods(client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 200 with the live pods, showing only the prefixes that the caller may see."""
+    refuse_query(request)
+    visible = visible_to(request)
+    return answer({"items": [_visible_member(pod.to_json(), visible) for pod in await client.pods()]})
 
-    async def acknowledge_losses(self, request: web.Request) -> web.Response:
-        """Answers 200 with the losses that now cause no more warnings."""
-        refuse_query(request)
-        await refuse_body(request)
-        return answer({"items": [loss.to_json() for loss in await self._client.acknowledge_losses()]})
 
-    async def metrics(self, request: web.Request) -> web.Response:
-        """Answers 200 with the exposition text."""
-        refuse_query(request)
-        health = None if self._worker is None else self._worker.health()
-        losses, dropped = len(self._client.losses), self._client.events_dropped
-        text = self._metrics.render(await self._figures(), health, losses=losses, dropped=dropped)
-        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+async def _acknowledge_losses(client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 200 with the losses that now cause no more warnings."""
+    refuse_query(request)
+    await refuse_body(request)
+    return answer({"items": [loss.to_json() for loss in await client.acknowledge_losses()]})
 
-    async def _figures(self) -> Figures | None:
-        """None while Redis is down or frozen, which is when people look at a pod most."""
-        found = defaultdict[str, Counter[Status]](Counter)
-        try:
-            async with asyncio.timeout(COUNTS_SECONDS):
-                fleet, counts = await self._client.fleet(), await self._client.counts(own=True)
-                async for prefix, counted in cooperatively(counts.items()):
-                    found[await self._label(prefix)].update(counted)
-                waiting = await posted(self._client)
-                failing_ms = dict[str, int]()
-                for prefix, _, ms in await self._client.retrying():
-                    label = await self._label(prefix)
-                    failing_ms[label] = max(ms, failing_ms.get(label, 0))
-                unserved = Counter([await self._label(prefix) for prefix in fleet.unserved.prefixes])
-        except (Unavailable, TimeoutError):
-            return None
-        return Figures(found, unserved, fleet.unserved.shards, fleet.overdue_ms("ready"), *waiting, failing_ms)
 
-    async def _label(self, prefix: str) -> str:
-        return await self._client.owner(prefix) or UNDECLARED
+async def _metrics(client: TimerClient, metrics: Metrics, worker: Worker | None, request: web.Request) -> web.Response:
+    """Answers 200 with the exposition text."""
+    refuse_query(request)
+    health = None if worker is None else worker.health()
+    losses, dropped = len(client.losses), client.events_dropped
+    text = metrics.render(await _figures(client), health, losses=losses, dropped=dropped)
+    return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+
+
+async def _figures(client: TimerClient) -> Figures | None:
+    """None while Redis is down or frozen, which is when people look at a pod most."""
+    found = defaultdict[str, Counter[Status]](Counter)
+    try:
+        async with asyncio.timeout(COUNTS_SECONDS):
+            fleet, counts = await client.fleet(), await client.counts(own=True)
+            async for prefix, counted in cooperatively(counts.items()):
+                found[await _label(client, prefix)].update(counted)
+            waiting = await posted(client)
+            failing_ms = dict[str, int]()
+            for prefix, _, ms in await client.retrying():
+                label = await _label(client, prefix)
+                failing_ms[label] = max(ms, failing_ms.get(label, 0))
+            unserved = Counter([await _label(client, prefix) for prefix in fleet.unserved.prefixes])
+    except (Unavailable, TimeoutError):
+        return None
+    return Figures(found, unserved, fleet.unserved.shards, fleet.overdue_ms("ready"), *waiting, failing_ms)
+
+
+async def _label(client: TimerClient, prefix: str) -> str:
+    return await client.owner(prefix) or UNDECLARED
 
 
 def _visible_member(pod: PodAnswer, visible: Visible | None) -> PodAnswer:
@@ -147,3 +129,24 @@ async def _prefix(request: web.Request) -> str:
     prefix = parsed(request, check_prefix, request.match_info["prefix"])
     require_visible(request, prefix)
     return prefix
+
+
+_CALLS: Final[Mapping[str, Callable[[TimerClient, web.Request], Awaitable[web.Response]]]] = {
+    "getStats": _stats,
+    "listPrefixes": _prefixes,
+    "pausePrefix": partial(_pause, True),
+    "resumePrefix": partial(_pause, False),
+    "forgetPrefix": _forget,
+    "listPods": _pods,
+    "acknowledgeLosses": _acknowledge_losses,
+}
+
+
+def operating_routes(client: TimerClient) -> Sequence[web.RouteDef]:
+    """The routes to add to an application: the calls on the service as a whole."""
+    return [route(name, partial(call, client)) for name, call in _CALLS.items()]
+
+
+def metrics_route(client: TimerClient, metrics: Metrics, worker: Worker | None) -> web.RouteDef:
+    """The route to add to an application. `worker` is None if this pod does not have that role."""
+    return route("getMetrics", partial(_metrics, client, metrics, worker))

@@ -1,7 +1,7 @@
 """Owns the calls on single timers, and conditional requests (RFC 9110 §13)."""
 
 import re
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -82,78 +82,64 @@ _NO_VERSION: Final = -1
 """A version that no timer has. It stands for an If-Match that names none of our versions."""
 
 
-class TimerRoutes:
-    """Create, read, change, cancel, retry and fire one timer."""
+async def _create(client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 201 with a new timer, or 200 with one that was kept or replaced."""
+    return await _arm(client, request, parsed(request, NewTimer.parse, await read_json(request)))
 
-    def __init__(self, client: TimerClient) -> None:
-        self._client = client
 
-    def routes(self) -> Sequence[web.RouteDef]:
-        """The routes to add to an application."""
-        return (
-            route("createTimer", self.create),
-            route("getTimer", self.get),
-            route("putTimer", self.put),
-            route("changeTimer", self.patch),
-            route("cancelTimer", self.cancel),
-            route("retryTimer", self.retry),
-            route("fireTimer", self.fire),
-        )
+async def _put(client: TimerClient, request: web.Request) -> web.Response:
+    """Like create, but takes the prefix and id from the address and replaces whatever was there."""
+    fixed = {**request.match_info, "if_exists": "replace"}
+    return await _arm(client, request, parsed(request, partial(_named, fixed), await read_json(request)))
 
-    async def create(self, request: web.Request) -> web.Response:
-        """Answers 201 with a new timer, or 200 with one that was kept or replaced."""
-        return await self._arm(request, parsed(request, NewTimer.parse, await read_json(request)))
 
-    async def put(self, request: web.Request) -> web.Response:
-        """Like create, but takes the prefix and id from the address and replaces whatever was there."""
-        fixed = {**request.match_info, "if_exists": "replace"}
-        return await self._arm(request, parsed(request, partial(_named, fixed), await read_json(request)))
+async def _arm(client: TimerClient, request: web.Request, new: NewTimer) -> web.Response:
+    require_visible(request, new.prefix)
+    armed = await acting(client, request).arm(new, traceparent=traceparent_of(request))
+    return _shown(armed.timer, status=201 if armed.created else 200, located=True)
 
-    async def _arm(self, request: web.Request, new: NewTimer) -> web.Response:
-        require_visible(request, new.prefix)
-        armed = await acting(self._client, request).arm(new, traceparent=traceparent_of(request))
-        return _shown(armed.timer, status=201 if armed.created else 200, located=True)
 
-    async def get(self, request: web.Request) -> web.Response:
-        """Answers 200 with the timer, or 304 if the caller already has it."""
-        timer = await self._client.get(*parsed(request, _identity, request))
-        if _is_known(request, timer):
-            return web.Response(status=304, headers={"ETag": _etag(timer)})
-        return _shown(timer)
+async def _get(client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 200 with the timer, or 304 if the caller already has it."""
+    timer = await client.get(*parsed(request, _identity, request))
+    if _is_known(request, timer):
+        return web.Response(status=304, headers={"ETag": _etag(timer)})
+    return _shown(timer)
 
-    async def patch(self, request: web.Request) -> web.Response:
-        """Answers 200 with the changed timer."""
-        body = await read_json(request, types=_PATCH_TYPES)
-        identity, change = both(lambda: _identity(request), lambda: parsed(request, TimerChange.parse, body))
-        version = await self._expected_version(request)
-        return _shown(await acting(self._client, request).change(*identity, change, version=version))
 
-    async def cancel(self, request: web.Request) -> web.Response:
-        """Answers 200 with the cancelled timer. `?purge=true` removes its record too."""
-        await refuse_body(request)
-        query, identity = both(lambda: read_query(request, CancelQuery), lambda: _identity(request))
-        version = await self._expected_version(request)
-        return _shown(await acting(self._client, request).cancel(*identity, version=version, purge=query.purge))
+async def _patch(client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 200 with the changed timer."""
+    body = await read_json(request, types=_PATCH_TYPES)
+    identity, change = both(lambda: _identity(request), lambda: parsed(request, TimerChange.parse, body))
+    version = await _expected_version(client, request)
+    return _shown(await acting(client, request).change(*identity, change, version=version))
 
-    async def retry(self, request: web.Request) -> web.Response:
-        """Answers 200 with the timer, armed again for now."""
-        await refuse_body(request)
-        return _shown(await acting(self._client, request).retry(*parsed(request, _identity, request)))
 
-    async def fire(self, request: web.Request) -> web.Response:
-        """Answers 200 with the timer, due now."""
-        await refuse_body(request)
-        return _shown(await acting(self._client, request).fire(*parsed(request, _identity, request)))
+async def _cancel(client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 200 with the cancelled timer. `?purge=true` removes its record too."""
+    await refuse_body(request)
+    query, identity = both(lambda: read_query(request, CancelQuery), lambda: _identity(request))
+    version = await _expected_version(client, request)
+    return _shown(await acting(client, request).cancel(*identity, version=version, purge=query.purge))
 
-    async def _expected_version(self, request: web.Request) -> int | None:
-        """The version that If-Match asks for, or None if any version will do."""
-        versions = _versions(request)
-        if versions is None:
-            return None
-        if len(versions) > 1:
-            current = (await self._client.get(*_identity(request))).version
-            versions = [current] if current in versions else []
-        return versions[0] if versions else _NO_VERSION
+
+async def _make_due(
+    call: Callable[[TimerClient, str, str], Awaitable[Timer]], client: TimerClient, request: web.Request
+) -> web.Response:
+    """Answers 200 with the timer, due now."""
+    await refuse_body(request)
+    return _shown(await call(acting(client, request), *parsed(request, _identity, request)))
+
+
+async def _expected_version(client: TimerClient, request: web.Request) -> int | None:
+    """The version that If-Match asks for, or None if any version will do."""
+    versions = _versions(request)
+    if versions is None:
+        return None
+    if len(versions) > 1:
+        current = (await client.get(*_identity(request))).version
+        versions = [current] if current in versions else []
+    return versions[0] if versions else _NO_VERSION
 
 
 def _identity(request: web.Request) -> tuple[str, str]:
@@ -183,3 +169,19 @@ def _shown(timer: Timer, *, status: int = 200, located: bool = False) -> web.Res
         # A path may contain every character of a prefix and an id unescaped (RFC 3986 §3.3).
         headers["Location"] = f"/v1/timers/{timer.prefix}/{timer.id}"
     return answer(timer.to_json(), status=status, headers=headers)
+
+
+_CALLS: Final[Mapping[str, Callable[[TimerClient, web.Request], Awaitable[web.Response]]]] = {
+    "createTimer": _create,
+    "getTimer": _get,
+    "putTimer": _put,
+    "changeTimer": _patch,
+    "cancelTimer": _cancel,
+    "retryTimer": partial(_make_due, TimerClient.retry),
+    "fireTimer": partial(_make_due, TimerClient.fire),
+}
+
+
+def timer_routes(client: TimerClient) -> Sequence[web.RouteDef]:
+    """The routes to add to an application: create, read, change, cancel, retry and fire one timer."""
+    return [route(name, partial(call, client)) for name, call in _CALLS.items()]

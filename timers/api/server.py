@@ -22,11 +22,10 @@ from timers.api.answer import (
 from timers.api.auth import AUTH, Auth, anonymous
 from timers.api.docs import docs_routes
 from timers.api.health import HealthRoutes
-from timers.api.many import ManyRoutes
+from timers.api.many import many_routes
 from timers.api.middleware import REQUEST_ID, REQUEST_SECONDS, Deadlines, follow, new_request
-from timers.api.operating import OperatingRoutes
-from timers.api.operations import route
-from timers.api.routes import TimerRoutes, refuse_unchecked
+from timers.api.operating import metrics_route, operating_routes
+from timers.api.routes import refuse_unchecked, timer_routes
 from timers.api.stream import EventRoutes
 from timers.client import TimerClient
 from timers.engine.worker import Worker
@@ -255,10 +254,11 @@ def all_routes(
     return (
         *health.routes(),
         *docs_routes(),
-        *OperatingRoutes(client, metrics, worker).routes(),
+        *operating_routes(client),
+        metrics_route(client, metrics, worker),
         *EventRoutes(client).routes(),
-        *ManyRoutes(client).routes(),
-        *TimerRoutes(client).routes(),
+        *many_routes(client),
+        *timer_routes(client),
     )
 
 
@@ -267,7 +267,7 @@ def probe_application(
 ) -> web.Application:
     """An application with health, readiness and metrics, without keys, for kubelets and scrapers."""
     app = web.Application(middlewares=[follow, answer_problems, anonymous])
-    app.add_routes([*health.routes(), route("getMetrics", OperatingRoutes(client, metrics, worker).metrics)])
+    app.add_routes([*health.routes(), metrics_route(client, metrics, worker)])
     return app
 
 
