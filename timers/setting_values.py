@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from email.utils import parseaddr
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from pydantic import BeforeValidator, SecretStr
@@ -70,12 +70,6 @@ def shard_numbers(value: object) -> object:
     return tuple(sorted(numbers))
 
 
-def check_prefixes(prefixes: tuple[str, ...]) -> tuple[str, ...]:
-    for prefix in prefixes:
-        check_prefix(prefix)
-    return prefixes
-
-
 def builtin_names(value: object) -> object:
     """None for `all`, an empty tuple for `none`, else the names."""
     names = listed(value)
@@ -114,9 +108,8 @@ def check_redis_url(url: str) -> str:
     return url
 
 
-def check_signing_secrets(given: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-    for secret in given:
-        signing_key(secret)
+def check_signing_secret(given: SecretStr) -> SecretStr:
+    signing_key(given)
     return given
 
 
@@ -156,11 +149,9 @@ def prefixed_urls(value: object) -> object:
     if not isinstance(value, str):
         return value
     pairs = [(check_prefix(prefix), url) for prefix, _, url in (text.partition("=") for text in _parts(value))]
-    for _, url in pairs:
-        check_url(SecretStr(url))
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a prefix twice")
-    return [(prefix, SecretStr(url)) for prefix, url in pairs]
+    return [(prefix, check_url(SecretStr(url))) for prefix, url in pairs]
 
 
 def hook_urls(value: object) -> object:
@@ -172,37 +163,30 @@ def hook_urls(value: object) -> object:
         asked, _, url = text.partition("=")
         Hook.of(asked, url)
         pairs.append((asked, check_url(SecretStr(url))))
-    if len(pairs) > HOOKS_LIMIT:
-        raise ValueError("too many")
     return pairs
 
 
-def check_url(given: SecretStr) -> SecretStr:
-    """Accepts a URL to call."""
-    parts = urlsplit(given.get_secret_value())
+Text = TypeVar("Text", bound=str | SecretStr)
+
+
+def check_url(given: Text) -> Text:
+    """Accepts a URL, to call or to show."""
+    parts = urlsplit(given if isinstance(given, str) else given.get_secret_value())
     if parts.scheme not in ("https", "http") or not parts.hostname or parts.port == 0:
         raise ValueError(parts.scheme)
     return given
 
 
-def check_alarms(given: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-    """Accepts targets of alarms: mail addresses, URLs, and commands that exist."""
-    for target in given:
-        kind, _, rest = target.get_secret_value().partition(":")
-        if kind == "mailto":
-            check_mail_from(rest)
-        elif kind != "exec":
-            check_url(target)
-        elif not Path(rest).is_absolute() or not os.access(rest, os.X_OK) or Path(rest).is_dir():
-            raise ValueError("no command")
-    if len(given) > HOOKS_LIMIT:
-        raise ValueError("too many")
+def check_alarm(given: SecretStr) -> SecretStr:
+    """Accepts the target of an alarm: a mail address, a URL, or a command that exists."""
+    kind, _, rest = given.get_secret_value().partition(":")
+    if kind == "mailto":
+        check_mail_from(rest)
+    elif kind != "exec":
+        check_url(given)
+    elif not Path(rest).is_absolute() or not os.access(rest, os.X_OK) or Path(rest).is_dir():
+        raise ValueError("no command")
     return given
-
-
-def check_public_url(given: str) -> str:
-    """Accepts a URL to show."""
-    return check_url(SecretStr(given)).get_secret_value()
 
 
 def check_user_url(given: SecretStr) -> SecretStr:
@@ -221,13 +205,6 @@ def check_smtp_url(given: SecretStr) -> SecretStr:
         raise ValueError(parts.scheme)
     if len(options) > 1 or not set(options) <= set(modes) or parts.fragment:
         raise ValueError("options")
-    return given
-
-
-def check_folder(given: Path) -> Path:
-    """Accepts a folder that exists."""
-    if not given.is_dir():
-        raise ValueError(given)
     return given
 
 

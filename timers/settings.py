@@ -23,6 +23,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    DirectoryPath,
     Field,
     SecretStr,
     ValidationError,
@@ -32,7 +33,7 @@ from pydantic import (
 from timers import setting_values as values
 from timers.access import ENTRY_RULE
 from timers.core.durations import DAY_MS, Duration, parse_ms
-from timers.core.fields import PREFIX_RULE
+from timers.core.fields import PREFIX_RULE, check_prefix
 from timers.core.hooks import EVENTS, HOOK, Hook
 from timers.errors import ConfigurationError, FieldError, InvalidInput, shown
 
@@ -120,8 +121,8 @@ class Settings(BaseModel):
         default=None, description="all, none, or comma-separated names of built-in processors"
     )
     """The built-in processors to load; None: all. `processor.load` knows the names."""
-    prefixes: Annotated[tuple[str, ...], BeforeValidator(values.listed), AfterValidator(values.check_prefixes)] = Field(
-        default=(), description=f"{PREFIX_RULE}, comma-separated"
+    prefixes: Annotated[tuple[Annotated[str, AfterValidator(check_prefix)], ...], BeforeValidator(values.listed)] = (
+        Field(default=(), description=f"{PREFIX_RULE}, comma-separated")
     )
     """Empty: every prefix that this pod has a processor for."""
     shards: int | None = Field(
@@ -153,7 +154,7 @@ class Settings(BaseModel):
     )
     """The text as given; `access.read_entries` parses it."""
     signing_secrets: Annotated[
-        tuple[SecretStr, ...], BeforeValidator(values.listed), AfterValidator(values.check_signing_secrets)
+        tuple[Annotated[SecretStr, AfterValidator(values.check_signing_secret)], ...], BeforeValidator(values.listed)
     ] = Field(default=(), description="whsec_ followed by base64 of 24 to 64 bytes, comma-separated")
     webhook_targets: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(values.prefixed_urls)] = Field(
         default=(), description="prefix=https://host/path, comma-separated, each prefix once"
@@ -161,19 +162,21 @@ class Settings(BaseModel):
     """URLs by prefix. Confidential, because a URL may hold a password or a token."""
     hooks: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(values.hook_urls)] = Field(
         default=(),
+        max_length=values.HOOKS_LIMIT,
         description=f"event@prefix=https://host/path, at most {values.HOOKS_LIMIT}, comma-separated; "
         f"join events with +: {', '.join(EVENTS)}, all, and payload to send payloads; a prefix may be * or end in *",
     )
     """The requested events, and the URL to call; `requested_hooks` parses them."""
-    alarms: Annotated[tuple[SecretStr, ...], BeforeValidator(values.listed), AfterValidator(values.check_alarms)] = (
-        Field(
-            default=(),
-            description="mailto:a@example.org, https://host/path or exec:/command, comma-separated, "
-            f"at most {values.HOOKS_LIMIT}",
-        )
+    alarms: Annotated[
+        tuple[Annotated[SecretStr, AfterValidator(values.check_alarm)], ...], BeforeValidator(values.listed)
+    ] = Field(
+        default=(),
+        max_length=values.HOOKS_LIMIT,
+        description=f"mailto:a@example.org, https://host/path or exec:/command, comma-separated, at most "
+        f"{values.HOOKS_LIMIT}",
     )
     """Whom to tell that timers failed, wait or were lost."""
-    public_url: Annotated[str, AfterValidator(values.check_public_url)] | None = Field(
+    public_url: Annotated[str, AfterValidator(values.check_url)] | None = Field(
         default=None, description="the URL at which people reach the dashboard, such as https://timers.example.org"
     )
     webhook_secrets: values.PrefixedSecrets = Field(default=(), description=_SECRETS_RULE)
@@ -203,9 +206,7 @@ class Settings(BaseModel):
     user_url: Annotated[SecretStr, AfterValidator(values.check_user_url)] | None = Field(
         default=None, description="a URL with {user} in its path, such as https://example.org/users/{user}"
     )
-    templates: Annotated[Path, AfterValidator(values.check_folder)] | None = Field(
-        default=None, description="an existing folder"
-    )
+    templates: DirectoryPath | None = Field(default=None, description="an existing folder")
     insecure: bool = Field(default=False, description="1 or 0")
     log_format: Literal["console", "json"] | None = Field(default=None, description="console or json")
     """None: console on a terminal, else json."""
