@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, Final, NamedTuple, Self, TypeVar, cast
+from typing import Annotated, Any, Final, Self, TypeVar, cast
 
 from pydantic import AfterValidator, ConfigDict, PrivateAttr, StrictBool, WithJsonSchema
 
@@ -122,26 +122,18 @@ Stop = Callable[[Counts], bool]
 """Whether to stop an action for now; asked after each page."""
 
 
-class Begun(NamedTuple):
-    """An action in progress: when it began, in server time, and the cursor of its next page."""
-
-    since_ms: int
-    page: str | None = None
-
-    @classmethod
-    def read(cls, cursor: str) -> Self:
-        """Read the cursor that an action returned. Raises InvalidInput."""
-        since, _, page = cursor.partition(".")
-        if not re.fullmatch(r"[0-9]{1,15}", since):
-            raise InvalidInput.of("", cursor, "a next_cursor from an earlier action")
-        return cls(int(since), check_cursor(page))
-
-    def __str__(self) -> str:
-        return f"{self.since_ms}.{self.page}"
+def begun(cursor: str) -> tuple[int, str | None]:
+    """When an action began, in server time, and the cursor of its next page, from the cursor that it returned. Raises
+    InvalidInput."""
+    since, _, page = cursor.partition(".")
+    if not re.fullmatch(r"[0-9]{1,15}", since):
+        raise InvalidInput.of("", cursor, "a next_cursor from an earlier action")
+    return int(since), check_cursor(page)
 
 
 def _checked_cursor(cursor: str) -> str:
-    return str(Begun.read(cursor))
+    begun(cursor)
+    return cursor
 
 
 class BulkAction(StrictModel):
@@ -222,10 +214,10 @@ def check_action(action: object) -> Action:
 
 
 async def carry_out(
-    store: Store, asked: BulkAction, begun: Begun, change: TimerChange | None, *, act: Act | None, stop: Stop
+    store: Store, asked: BulkAction, since_ms: int, *, change: TimerChange | None, act: Act | None, stop: Stop
 ) -> Counts:
     """Act on the chosen timers, or page by page on all that pass, until the end or until told to stop; without `act`
-    only count. Raises what `act` raises, except `REASONS`."""
+    only count. It began at `since_ms`. Raises what `act` raises, except `REASONS`."""
     counts = Counts()
     if asked.chosen is not None:
         found = await store.get([(check_prefix(prefix), check_id(id)) for prefix, id in asked.chosen])
@@ -236,16 +228,17 @@ async def carry_out(
         await _act_on([timer for timer in found if timer is not None], act, counts)
         return counts
     due_ms = change.due_at if change is not None and asked.action == "reschedule" else None
-    wanted = asked.narrowed.at(begun.since_ms)
+    wanted = asked.narrowed.at(since_ms)
+    cursor = None if asked.cursor is None else begun(asked.cursor)[1]
     while True:
-        page = await read_page(store, wanted, limit=PAGE, cursor=begun.page)
-        still = [timer for timer in page.items if timer.updated_ms <= begun.since_ms and timer.due_ms != due_ms]
+        page = await read_page(store, wanted, limit=PAGE, cursor=cursor)
+        still = [timer for timer in page.items if timer.updated_ms <= since_ms and timer.due_ms != due_ms]
         await _act_on(still, act, counts)
         if page.next_cursor is None:
             return counts
-        begun = begun._replace(page=page.next_cursor)
+        cursor = page.next_cursor
         if stop(counts):
-            counts.next_cursor = str(begun)
+            counts.next_cursor = f"{since_ms}.{cursor}"
             return counts
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from timers.client.actions import Act, Begun, BulkAction, Counts, Stop, carry_out, purge_calls
+from timers.client.actions import Act, BulkAction, Counts, Stop, begun, carry_out, purge_calls
 from timers.client.feed import Event, Feed
 from timers.client.fleet import (
     Declared,
@@ -300,10 +300,10 @@ class TimerClient(Timers):
             }
             action = BulkAction.parse(given)
         store = await self._open()
-        begun = Begun(await store.now_ms()) if action.cursor is None else Begun.read(action.cursor)
-        change = action.change_from(begun.since_ms)
+        since_ms = await store.now_ms() if action.cursor is None else begun(action.cursor)[0]
+        change = action.change_from(since_ms)
         one = None if action.dry_run else await self._act_of(action.action, change)
-        return await carry_out(store, action, begun, change, act=one, stop=stop)
+        return await carry_out(store, action, since_ms, change=change, act=one, stop=stop)
 
     async def _act_of(self, action: str, change: TimerChange | None) -> Act:
         store = await self._open()
