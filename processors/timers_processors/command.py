@@ -2,7 +2,6 @@
 name."""
 
 import sys
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +14,8 @@ def main() -> None:
             f"timers: {shadow} hides the installed package `timers`; rename it, or take its folder out of PYTHONPATH"
         )
     if sys.argv[1:] == ["--version"]:  # scripts and prompts ask this, and must not wait for the imports below
+        from importlib.metadata import version  # noqa: PLC0415 (with all that reads mail, which the help does not need)
+
         sys.stdout.write(f"timers {version('redis-timers')}\n")
         return
     from timers.cli import main as command  # noqa: PLC0415 (a shadowing module of that name would not have it)
