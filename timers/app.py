@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, NoReturn
@@ -60,18 +59,9 @@ PROBE_CONNECTIONS: Final = 64
 _log = get_logger("timers.app")
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A pod that is up: the URL of its API (None without that role), the URL of its Redis without passwords, the
-    embedded server if it uses one, and the URL of its probe port if it has one."""
-
-    api_url: str | None
-    redis: str
-    embedded: EmbeddedServer | None = None
-    probe_url: str | None = None
-
-
-Announce = Callable[[Started], None]
+Announce = Callable[[str | None, str, EmbeddedServer | None, str | None], None]
+"""Called when a pod is up: with the URL of its API (None without that role), the URL of its Redis without passwords,
+the embedded server if it uses one, and the URL of its probe port if it has one."""
 
 
 class Stopping:
@@ -191,14 +181,7 @@ async def _serve(
             ends.push_async_callback(peers.stop)
             with _starting():
                 await peers.start()
-        announce(
-            Started(
-                api.url if api is not None else None,
-                redacted(url),
-                embedded,
-                probes.url if probes is not None else None,
-            )
-        )
+        announce(None if api is None else api.url, redacted(url), embedded, None if probes is None else probes.url)
         await stopping.asked.wait()
         health.drain()
         _log.info("stopping; a second signal hands running timers back at once")

@@ -10,7 +10,7 @@ import sys
 from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
@@ -20,15 +20,8 @@ request_id: Final[ContextVar[str | None]] = ContextVar("request_id", default=Non
 times as much to set, and this one is set for every request.)"""
 
 
-class Named(Protocol):
-    """Something that tells what log lines about it contain."""
-
-    @property
-    def named(self) -> dict[str, object]: ...
-
-
-running: Final[ContextVar[Named | None]] = ContextVar("running", default=None)
-"""The run in whose context a processor works; every log line has its names."""
+running: Final[ContextVar[Any]] = ContextVar("running", default=None)
+"""The run in whose context a processor works, if any; every log line has what its `named` tells."""
 
 _FRAMES_KEPT = 20
 _FRAMES_ON_CONSOLE = 4

@@ -22,7 +22,7 @@ from aiosmtplib import (
 )
 
 from timers import Fail, Retry
-from timers_processors.targets import TargetLimits, Targets, Unanswered
+from timers_processors.targets import Targets, Unanswered
 from timers_processors.transport import Message, masked
 
 CONNECTIONS: Final = 10
@@ -43,7 +43,7 @@ class SmtpTransport:
         self._idle_seconds = idle_seconds
         self._options, self._from = _options(url), mail_from
         self._name = f"{self._options['hostname']}:{self._options['port']}"
-        self._targets = targets or Targets(TargetLimits(at_once=CONNECTIONS))
+        self._targets = targets or Targets(at_once=CONNECTIONS)
         self._tls = ssl.create_default_context()
         self._idle: list[tuple[float, SMTP]] = []
 

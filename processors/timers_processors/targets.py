@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
@@ -28,22 +28,6 @@ class Unanswered(Exception):
     """A call got no answer: not connected, cut off, or too slow. Raised within a turn."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetLimits:
-    """A target gets `at_once` calls at a time; `waiting` more may wait, each for at most `wait_seconds`. A call that
-    finds no room comes back within `longest_busy_seconds`. After `failures` unanswered calls in a row the target is
-    left alone for `pause_seconds`, then gets one call. If that is not answered either, the next pause is twice as long,
-    up to `longest_pause_seconds`."""
-
-    at_once: int = 20
-    waiting: int = 80
-    wait_seconds: float = 1.0
-    failures: int = 5
-    pause_seconds: float = 10.0
-    longest_pause_seconds: float = 160.0
-    longest_busy_seconds: float = 300.0
-
-
 @dataclass(slots=True)
 class Target:
     """The calls to one target, with those that wait, and how it has answered."""
@@ -57,13 +41,25 @@ class Target:
     pauses: int = 0
 
 
+@dataclass(kw_only=True, eq=False)
 class Targets:
-    """The targets of one pod, by name. A call runs within a `turn`."""
+    """The targets of one pod, by name. A call runs within a `turn`.
 
-    def __init__(self, limits: TargetLimits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limits, self._clock = limits or TargetLimits(), clock
-        self.known: dict[str, Target] = {}
-        """The targets that have calls or failures."""
+    A target gets `at_once` calls at a time; `waiting` more may wait, each for at most `wait_seconds`. A call that finds
+    no room comes back within `longest_busy_seconds`. After `failures` unanswered calls in a row the target is left
+    alone for `pause_seconds`, then gets one call. If that is not answered either, the next pause is twice as long, up
+    to `longest_pause_seconds`."""
+
+    at_once: int = 20
+    waiting: int = 80
+    wait_seconds: float = 1.0
+    failures: int = 5
+    pause_seconds: float = 10.0
+    longest_pause_seconds: float = 160.0
+    longest_busy_seconds: float = 300.0
+    clock: Callable[[], float] = time.monotonic
+    known: dict[str, Target] = field(default_factory=dict, init=False)
+    """The targets that have calls or failures."""
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncIterator[None]:
@@ -71,12 +67,12 @@ class Targets:
         Unanswered counts as a failure of the target and becomes a Retry; a call that succeeds clears the failures."""
         target = self._target(name)
         self._check_pause(name, target)
-        if target.calls >= self._limits.at_once + self._limits.waiting:
+        if target.calls >= self.at_once + self.waiting:
             raise self._busy(name, target)
         target.calls += 1
         try:
             await self._wait_for_slot(name, target)
-            started, pauses = self._clock(), target.pauses
+            started, pauses = self.clock(), target.pauses
             try:
                 self._begin(name, target)
                 yield
@@ -87,7 +83,7 @@ class Targets:
                 raise Retry(f"{name}: {error}") from error
             finally:
                 target.slots.release()
-                target.average_seconds += _SMOOTHING * (self._clock() - started - target.average_seconds)
+                target.average_seconds += _SMOOTHING * (self.clock() - started - target.average_seconds)
         finally:
             target.calls -= 1
             self._forget(name, target)
@@ -96,29 +92,29 @@ class Targets:
         if len(self.known) >= TARGETS_KEPT and name not in self.known:
             idle = (known for known, target in self.known.items() if not target.calls)
             self.known.pop(next(idle, ""), None)
-        return self.known.setdefault(name, Target(asyncio.Semaphore(self._limits.at_once)))
+        return self.known.setdefault(name, Target(asyncio.Semaphore(self.at_once)))
 
     def _forget(self, name: str, target: Target) -> None:
-        if not target.calls and not target.failures and target.free_at <= self._clock():
+        if not target.calls and not target.failures and target.free_at <= self.clock():
             self.known.pop(name, None)
 
     async def _wait_for_slot(self, name: str, target: Target) -> None:
         try:
-            async with asyncio.timeout(self._limits.wait_seconds):
+            async with asyncio.timeout(self.wait_seconds):
                 await target.slots.acquire()
         except TimeoutError:
             raise self._busy(name, target) from None
 
     def _busy(self, name: str, target: Target) -> Retry:
         """Calls without room come back one after the other, at the rate at which the target has taken calls so far."""
-        now, each = self._clock(), target.average_seconds / self._limits.at_once
-        target.free_at = max(target.free_at, now + self._limits.wait_seconds) + each
-        after = min(target.free_at - now, self._limits.longest_busy_seconds)
+        now, each = self.clock(), target.average_seconds / self.at_once
+        target.free_at = max(target.free_at, now + self.wait_seconds) + each
+        after = min(target.free_at - now, self.longest_busy_seconds)
         return Retry(f"this pod already makes as many calls to {name} as it may", after=after, snooze=True)
 
     def _check_pause(self, name: str, target: Target) -> None:
         """Raises Retry during a pause."""
-        left = target.broken_until - self._clock()
+        left = target.broken_until - self.clock()
         if left > 0:
             raise Retry(f"not tried: {name} has not answered recent calls", after=later(left))
 
@@ -127,14 +123,14 @@ class Targets:
         answer."""
         self._check_pause(name, target)
         if target.pauses:
-            target.broken_until = self._clock() + self._limits.pause_seconds
+            target.broken_until = self.clock() + self.pause_seconds
 
     def _count_failure(self, target: Target, pauses: int) -> None:
         """A call that began before the last pause causes no new one: twenty calls that hang together cause one
         pause."""
         target.failures += 1
-        if target.failures < self._limits.failures or target.pauses != pauses:
+        if target.failures < self.failures or target.pauses != pauses:
             return
-        pause = min(self._limits.pause_seconds * 2**target.pauses, self._limits.longest_pause_seconds)
-        target.broken_until = self._clock() + pause
+        pause = min(self.pause_seconds * 2**target.pauses, self.longest_pause_seconds)
+        target.broken_until = self.clock() + pause
         target.pauses += 1

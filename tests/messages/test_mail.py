@@ -15,7 +15,7 @@ from timers.processor import Result
 from timers.settings import Settings
 from timers_processors.mail import SmtpTransport
 from timers_processors.send_message import Sending, send_message
-from timers_processors.targets import TargetLimits, Targets
+from timers_processors.targets import Targets
 
 FROM = "The Shop <shop@example.org>"
 
@@ -286,7 +286,7 @@ class TestRefusal:
     async def test_no_server_is_tried_again_and_left_alone_for_a_while(self) -> None:
         async with mailbox() as box:
             pass
-        gone = SmtpTransport(f"smtp://localhost:{box.port}", FROM, Targets(TargetLimits(failures=1, pause_seconds=60)))
+        gone = SmtpTransport(f"smtp://localhost:{box.port}", FROM, Targets(failures=1, pause_seconds=60))
         sending = Sending({"email": gone.send}, None, None)
         timer = a_timer(spec={"payload": {"email": "ann@example.org"}})
         with pytest.raises(Retry, match="SMTPConnectError"):

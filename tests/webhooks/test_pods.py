@@ -9,7 +9,7 @@ from aiohttp import web
 from tests.engine.fleet import Fleet, notes, until
 from tests.webhooks.receivers import hang, receiving, settings, speaking
 from timers.processor import load
-from timers_processors.targets import TargetLimits, Targets
+from timers_processors.targets import Targets
 from timers_processors.webhook import WebHooks, processors
 
 AT_ONCE: dict[str, Any] = {"retry": {"backoff": "fixed", "base": "1ms"}}
@@ -82,7 +82,7 @@ async def test_what_a_killed_pod_was_calling_is_called_again_by_another(fleet: F
 
 
 async def test_a_target_that_hangs_starves_no_other(fleet: Fleet) -> None:
-    targets = Targets(TargetLimits(at_once=3, waiting=2, wait_seconds=0.05))
+    targets = Targets(at_once=3, waiting=2, wait_seconds=0.05)
     pod = await fleet.pod(*processors(WebHooks(settings(), targets)), concurrency=10)
     async with receiving() as quick, speaking(hang) as hangs:
         for number in range(40):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.engine.fleet import until
 from timers import Retry
-from timers_processors.targets import TARGETS_KEPT, TargetLimits, Targets, Unanswered
+from timers_processors.targets import TARGETS_KEPT, Targets, Unanswered
 
 
 class Clock:
@@ -42,7 +42,7 @@ async def unanswered(targets: Targets, times: int = 1) -> None:
 
 
 async def test_a_call_to_a_full_target_is_postponed_and_others_have_room(clock: Clock) -> None:
-    targets = Targets(TargetLimits(at_once=2, waiting=0), clock)
+    targets = Targets(at_once=2, waiting=0, clock=clock)
     async with targets.turn("a"), targets.turn("a"):
         waits = []
         for _ in range(3):
@@ -56,7 +56,7 @@ async def test_a_call_to_a_full_target_is_postponed_and_others_have_room(clock: 
 
 
 async def test_a_slow_target_is_called_again_no_sooner_than_its_calls_take(clock: Clock) -> None:
-    targets = Targets(TargetLimits(at_once=1, waiting=0), clock)
+    targets = Targets(at_once=1, waiting=0, clock=clock)
     for _ in range(50):
         async with targets.turn("a"):
             clock.now += 30
@@ -71,7 +71,7 @@ async def test_a_slow_target_is_called_again_no_sooner_than_its_calls_take(clock
 
 
 async def test_no_call_is_postponed_for_longer_than_the_longest_wait() -> None:
-    targets = Targets(TargetLimits(at_once=1, waiting=0, wait_seconds=1000, longest_busy_seconds=7))
+    targets = Targets(at_once=1, waiting=0, wait_seconds=1000, longest_busy_seconds=7)
     async with targets.turn("a"):
         with pytest.raises(Retry, match="already makes as many calls") as busy:
             await call(targets)
@@ -79,7 +79,7 @@ async def test_no_call_is_postponed_for_longer_than_the_longest_wait() -> None:
 
 
 async def test_calls_wait_for_room_and_continue() -> None:
-    targets = Targets(TargetLimits(at_once=1, waiting=1, wait_seconds=30))
+    targets = Targets(at_once=1, waiting=1, wait_seconds=30)
     async with AsyncExitStack() as held:
         await held.enter_async_context(targets.turn("a"))
         waiting = asyncio.create_task(call(targets))
@@ -91,14 +91,14 @@ async def test_calls_wait_for_room_and_continue() -> None:
 
 
 async def test_a_caller_that_waits_too_long_is_refused() -> None:
-    targets = Targets(TargetLimits(at_once=1, waiting=1, wait_seconds=0.01))
+    targets = Targets(at_once=1, waiting=1, wait_seconds=0.01)
     async with targets.turn("a"):
         with pytest.raises(Retry, match="already makes as many calls"):
             await call(targets)
 
 
 async def test_after_failures_in_a_row_there_is_a_pause_and_others_have_none(clock: Clock) -> None:
-    targets = Targets(TargetLimits(failures=3, pause_seconds=10), clock)
+    targets = Targets(failures=3, pause_seconds=10, clock=clock)
     await unanswered(targets, 2)
     await call(targets)
     await unanswered(targets, 3)
@@ -109,7 +109,7 @@ async def test_after_failures_in_a_row_there_is_a_pause_and_others_have_none(clo
 
 
 async def test_after_a_pause_one_call_goes_and_its_answer_ends_the_pauses(clock: Clock) -> None:
-    targets = Targets(TargetLimits(failures=1, pause_seconds=10), clock)
+    targets = Targets(failures=1, pause_seconds=10, clock=clock)
     await unanswered(targets)
     clock.now += 10
     async with targets.turn("a"):
@@ -120,7 +120,7 @@ async def test_after_a_pause_one_call_goes_and_its_answer_ends_the_pauses(clock:
 
 
 async def test_each_pause_is_twice_as_long_up_to_the_longest(clock: Clock) -> None:
-    targets = Targets(TargetLimits(failures=1, pause_seconds=10, longest_pause_seconds=35), clock)
+    targets = Targets(failures=1, pause_seconds=10, longest_pause_seconds=35, clock=clock)
     pauses: list[float] = []
     for _ in range(4):
         await unanswered(targets)
@@ -132,7 +132,7 @@ async def test_each_pause_is_twice_as_long_up_to_the_longest(clock: Clock) -> No
 
 
 async def test_calls_that_hang_together_are_one_reason_for_one_pause(clock: Clock) -> None:
-    targets = Targets(TargetLimits(failures=2, pause_seconds=10), clock)
+    targets = Targets(failures=2, pause_seconds=10, clock=clock)
     release = asyncio.Event()
 
     async def hang() -> None:
@@ -150,7 +150,7 @@ async def test_calls_that_hang_together_are_one_reason_for_one_pause(clock: Cloc
 
 
 async def test_a_cancelled_call_says_nothing_of_the_target() -> None:
-    targets = Targets(TargetLimits(failures=1))
+    targets = Targets(failures=1)
 
     async def hang() -> None:
         async with targets.turn("a"):
@@ -165,7 +165,7 @@ async def test_a_cancelled_call_says_nothing_of_the_target() -> None:
 
 
 async def test_the_number_of_remembered_targets_is_bounded(clock: Clock) -> None:
-    targets = Targets(TargetLimits(failures=1), clock)
+    targets = Targets(failures=1, clock=clock)
     async with targets.turn("held"):
         for number in range(TARGETS_KEPT + 10):
             with pytest.raises(Retry, match="no answer"):

@@ -12,7 +12,7 @@ from tests.webhooks.calling import asking, hook, outcome, result
 from tests.webhooks.receivers import hang, opened, receiving, settings, speaking
 from timers import Done, Fail, Retry
 from timers_processors.calling import ANSWER_BYTES, RECEIVED_BYTES
-from timers_processors.targets import TargetLimits, Targets
+from timers_processors.targets import Targets
 
 
 class TestNoAnswer:
@@ -137,7 +137,7 @@ class TestNoAnswer:
     async def test_a_receiver_that_does_not_answer_is_left_alone_for_a_while(self) -> None:
         async with receiving() as gone:
             pass
-        processor = hook(targets=Targets(TargetLimits(failures=2, pause_seconds=60)))
+        processor = hook(targets=Targets(failures=2, pause_seconds=60))
         async with receiving() as other, opened(processor) as state:
             for _ in range(2):
                 assert isinstance(await result(processor, asking({"url": gone.url}), state), Retry)
@@ -155,7 +155,7 @@ class TestNoAnswer:
             await hang(reader, writer)
 
         reached = asyncio.Event()
-        processor = hook(targets=Targets(TargetLimits(at_once=1, waiting=0)))
+        processor = hook(targets=Targets(at_once=1, waiting=0))
         async with speaking(hang_and_tell) as url, opened(processor) as state:
             hanging = asyncio.create_task(result(processor, asking({"url": url}), state))
             await reached.wait()

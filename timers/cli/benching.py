@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import typer
@@ -63,44 +62,27 @@ def bench(
         typer.echo()
 
 
-class _Starts(Observer):
-    """Records this pod's runs. They do not count in the fleet's figures."""
+class _Bench(Observer):
+    """Measures with timers of the prefixes that begin with `prefix`, and records this pod's runs. They do not count in
+    the fleet's figures. The prefix is one of the service's own, so no hook hears of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session, timers: int) -> None:
         super().__init__()
-        self.late_ms: list[int] = []
+        self.session, self.timers = session, timers
+        self.prefix = f"{OWN_PREFIXES}bench-{secrets.token_hex(4)}"
         self.runs = Counter[str]()
-        self.last_end = 0.0
-        self._left = 0
+        self._late_ms: list[int] = []
+        self._last_end, self._left = 0.0, 0
         self._all_ended = asyncio.Event()
 
-    def expect(self, timers: int) -> None:
-        """Reset, and expect this many timers."""
-        self.late_ms.clear()
-        self._left = timers
-        self._all_ended.clear()
-
-    async def wait(self, seconds: float) -> None:
-        """Wait until all have ended, or this many seconds."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._all_ended.wait(), seconds)
-
     def started(self, prefix: str, lateness_ms: int) -> None:
-        self.late_ms.append(lateness_ms)
+        self._late_ms.append(lateness_ms)
 
     def ended(self, prefix: str, outcome: str, seconds: float) -> None:
-        self.last_end = time.monotonic()
+        self._last_end = time.monotonic()
         self._left -= 1
         if self._left == 0:
             self._all_ended.set()
-
-
-@dataclass(frozen=True, slots=True)
-class _Bench:
-    session: Session
-    prefix: str
-    starts: _Starts
-    timers: int
 
     async def round_trips(self) -> Row:
         """Measure calls made one after another."""
@@ -127,24 +109,27 @@ class _Bench:
     async def lateness(self, seconds: float) -> Row:
         """Measure the lateness, from due to start, of timers spread over this many seconds."""
         await self._fire("spread", seconds * 1000 / self.timers)
-        return {**self._tally("spread"), **_spread(self.starts.late_ms)}
+        return {**self._tally("spread"), **_spread(self._late_ms)}
 
     async def burst(self) -> Row:
         """Measure timers that are all due at once, from due to the last end."""
         due_at = await self._fire("burst", 0.0)
-        drained = self.timers / max(self.starts.last_end - due_at, 0.001)
-        return {**self._tally("burst"), "timers/s": round(drained), **_spread(self.starts.late_ms)}
+        drained = self.timers / max(self._last_end - due_at, 0.001)
+        return {**self._tally("burst"), "timers/s": round(drained), **_spread(self._late_ms)}
 
     async def _fire(self, name: str, step_ms: float) -> float:
         """Arm timers ahead and wait until all have run. Returns when the first was due, by this machine's monotonic
         clock."""
         store, prefix = self.session.store, f"{self.prefix}-{name}"
-        self.starts.expect(self.timers)
+        self._late_ms.clear()
+        self._left = self.timers
+        self._all_ended.clear()
         first_ms = await store.now_ms() + 1000 + self.timers // 2
         await self._arm(prefix, first_ms, step_ms)
         due_at = time.monotonic() + store.clock.seconds_until(first_ms)
         last_at = due_at + self.timers * step_ms / 1000
-        await self.starts.wait(last_at - time.monotonic() + WAIT_LIMIT_SECONDS)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._all_ended.wait(), last_at - time.monotonic() + WAIT_LIMIT_SECONDS)
         return due_at
 
     async def _arm(self, prefix: str, first_ms: float, step_ms: float) -> None:
@@ -156,7 +141,7 @@ class _Bench:
             )
 
     def _tally(self, name: str) -> Row:
-        ran = [number for key, number in self.starts.runs.items() if key.startswith(f"{self.prefix}-{name}:")]
+        ran = [number for key, number in self.runs.items() if key.startswith(f"{self.prefix}-{name}:")]
         return {"timers": self.timers, "never": self.timers - len(ran), "twice": sum(number > 1 for number in ran)}
 
 
@@ -164,8 +149,7 @@ async def _measured(session: Session, timers: int, seconds: float) -> dict[str, 
     info, others = await server_facts(session.store), await session.client.pods()
     family = "valkey" if "valkey_version" in info else "redis"
     aof = "append-only file on" if info.get("aof_enabled") else "append-only file off"
-    async with _pod(session) as (prefix, starts):
-        made = _Bench(session, prefix, starts, timers)
+    async with _pod(_Bench(session, timers)) as made:
         results = [
             _result("round trips", f"{ROUND_TRIPS} in turn", [await made.round_trips()]),
             _result("arming", "due in a day, with a payload of 67 bytes", await made.arming()),
@@ -186,14 +170,13 @@ def _result(name: str, title: str, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _pod(session: Session) -> AsyncIterator[tuple[str, _Starts]]:
-    """A pod that runs the timers of a fresh prefix and of the prefixes that begin with it. It is one of the service's
-    own prefixes, so no hook hears of them. All of these timers are removed at the end."""
-    prefix, starts = f"{OWN_PREFIXES}bench-{secrets.token_hex(4)}", _Starts()
+async def _pod(made: _Bench) -> AsyncIterator[_Bench]:
+    """A pod that runs these timers. All of them are removed at the end."""
+    session, prefix = made.session, made.prefix
 
     @processor(prefix)
     async def nothing(timer: Timer, _context: Context) -> None:
-        starts.runs[timer.key] += 1
+        made.runs[timer.key] += 1
 
     options = WorkerOptions(
         prefix,
@@ -206,11 +189,11 @@ async def _pod(session: Session) -> AsyncIterator[tuple[str, _Starts]]:
         audit_every_seconds=NEVER_MS / 1000,
         public_url=load_worker_settings().public_url,
     )
-    worker = Worker(session.store, Registry([nothing]), session.client, options, starts)
+    worker = Worker(session.store, Registry([nothing]), session.client, options, made)
     typer.echo(f"timers: measuring with timers of {prefix}-*", err=True)
     await worker.start()
     try:
-        yield prefix, starts
+        yield made
     finally:
         await worker.drain()
         await _clean_up(session, prefix)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping
+from functools import partial
 from importlib.metadata import entry_points, version
 from importlib.resources import files
 from importlib.util import find_spec
@@ -21,8 +22,9 @@ from typing import Annotated, Final
 import typer
 
 from timers import logs
-from timers.app import Announce, Started, dev, run, serve
+from timers.app import dev, run, serve
 from timers.core.fields import check_prefix
+from timers.embedded import EmbeddedServer
 from timers.errors import ConfigurationError, InvalidInput, Refused
 from timers.logs import get_logger
 from timers.processor import DISTRIBUTION, ENTRY_POINT_GROUP
@@ -53,7 +55,7 @@ def run_dev(
         settings = load_settings()
     if reload:
         raise typer.Exit(reloading(folders_of(settings.processors)))
-    raise typer.Exit(run(dev(settings, _announcement(settings))))
+    raise typer.Exit(run(dev(settings, partial(_announce, settings))))
 
 
 @app.command("serve")
@@ -76,32 +78,23 @@ def _settings(environ: Mapping[str, str]) -> Settings:
     return settings
 
 
-def _log_ready(started: Started) -> None:
-    get_logger("timers").info("ready", api=started.api_url, probes=started.probe_url, redis=started.redis)
+def _log_ready(api: str | None, redis: str, _embedded: EmbeddedServer | None, probes: str | None) -> None:
+    get_logger("timers").info("ready", api=api, probes=probes, redis=redis)
 
 
-def _announcement(settings: Settings) -> Announce:
-    def say(started: Started) -> None:
-        typer.echo("\n".join(_where(settings, started)))
-        if started.api_url is not None:
-            typer.echo("\n".join(_example_call(settings, started.api_url)))
-
-    return say
-
-
-def _where(settings: Settings, started: Started) -> list[str]:
-    server = started.embedded
-    redis = (
-        started.redis
-        if server is None
-        else f"{server.family} {server.version}, embedded, data in {settings.data_dir.absolute()}"
-    )
-    return [
+def _announce(
+    settings: Settings, api: str | None, redis: str, embedded: EmbeddedServer | None, _probes: str | None
+) -> None:
+    if embedded is not None:
+        redis = f"{embedded.family} {embedded.version}, embedded, data in {settings.data_dir.absolute()}"
+    lines = [
         f"timers {version(DISTRIBUTION)} is running; Ctrl-C stops it",
-        *([] if started.api_url is None else [f"  Dashboard  {started.api_url}/"]),
-        f"  API        {started.api_url or 'not on this pod (TIMERS_ROLES)'}",
+        *([] if api is None else [f"  Dashboard  {api}/"]),
+        f"  API        {api or 'not on this pod (TIMERS_ROLES)'}",
         f"  Redis      {redis}",
+        *([] if api is None else _example_call(settings, api)),
     ]
+    typer.echo("\n".join(lines))
 
 
 def _example_call(settings: Settings, url: str) -> list[str]:

@@ -3,21 +3,15 @@
 A pod's wall clock is never used: it may be wrong, and it may jump.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 Monotonic = Callable[[], float]
 """A clock in seconds that never steps back, such as `time.monotonic`."""
 
-
-class Cancellable(Protocol):
-    """A pending call that can be cancelled."""
-
-    def cancel(self) -> None: ...
-
-
-Later = Callable[[float, Callable[[], object]], Cancellable]
+Later = Callable[[float, Callable[[], object]], asyncio.Handle]
 """Schedules a call after some seconds, like the event loop's `call_later`."""
 
 SAMPLE_AGE_SECONDS: Final = 10.0

@@ -19,7 +19,6 @@ from timers.store.store import Settlement
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from timers.core.clock import Cancellable
     from timers.engine.threads import ThreadTimers
     from timers.store.permits import Permit
 
@@ -64,7 +63,7 @@ class Run:
         self.started, self.claimed_at, self.known_at = claimed_at, claimed_at, known_at
         self.permit: Permit | None = None
         self.coroutine: asyncio.Task[None] | None = None
-        self.timeout: Cancellable | None = None
+        self.timeout: asyncio.Handle | None = None
         self.stop: StopReason | None = None
         self.timers: ThreadTimers | None = None
         self.span: Span | None = None

@@ -22,7 +22,7 @@ from fakeredis import FakeRedis, FakeServer
 
 from timers.client import TimerClient, client_over
 from timers.core.calls import Delay
-from timers.core.clock import Cancellable, Later, ServerClock
+from timers.core.clock import Later, ServerClock
 from timers.core.durations import Duration, to_datetime
 from timers.core.model import Timer
 from timers.engine.claimer import Claimer
@@ -132,7 +132,7 @@ class TimerLab:
         self.runs: list[LabRun] = []
         self._processors: dict[str, Processor] = {}
         self._engine: Engine | None = None
-        self._waiting: list[tuple[float, int, _Later]] = []
+        self._waiting: list[tuple[float, int, asyncio.Handle, Callable[[], object]]] = []
         self._order = count()
         self._sleeping = 0
         self._open = ExitStack()
@@ -181,11 +181,11 @@ class TimerLab:
                 await self._run_what_is_due(engine, until_ms)
         self._now_ms = until_ms
 
-    def later(self, seconds: float, call: Callable[[], object]) -> Cancellable:
+    def later(self, seconds: float, call: Callable[[], object]) -> asyncio.Handle:
         """Call `call` after this much of the lab's time."""
-        waiting = _Later(call)
-        heapq.heappush(self._waiting, (self._now_ms + seconds * 1000, next(self._order), waiting))
-        return waiting
+        handle = asyncio.Handle(call, (), asyncio.get_running_loop())
+        heapq.heappush(self._waiting, (self._now_ms + seconds * 1000, next(self._order), handle, call))
+        return handle
 
     def ended(self, timer: Timer, ends: Settlement) -> None:
         """Record the run."""
@@ -236,14 +236,17 @@ class TimerLab:
 
     def _wake(self) -> None:
         while self._waiting and self._waiting[0][0] <= self._now_ms:
-            heapq.heappop(self._waiting)[2].come()
+            _, _, handle, call = heapq.heappop(self._waiting)
+            if not handle.cancelled():
+                handle.cancel()
+                call()
 
     async def _next_ms(self) -> float:
         """The next time at which something happens: a timer becomes due, or a wait is over."""
-        while self._waiting and self._waiting[0][2].cancelled:
+        while self._waiting and self._waiting[0][2].cancelled():
             heapq.heappop(self._waiting)
         due_times = [due_ms for due_ms in (await self._earliest_due()).values() if due_ms > self._now_ms]
-        return min([*due_times, *(at_ms for at_ms, _, _ in self._waiting[:1])], default=float("inf"))
+        return min([*due_times, *(at_ms for at_ms, *_ in self._waiting[:1])], default=float("inf"))
 
     async def _earliest_due(self) -> dict[str, int]:
         due_times = await queries.earliest_due(self._store)
@@ -274,22 +277,6 @@ async def _sleep(delay: float, result: Any = None) -> Any:
         return await _really_sleep(delay, result)
     await lab.sleep(delay)
     return result
-
-
-class _Later:
-    """A call that comes later and can be cancelled."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self._call = call
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-    def come(self) -> None:
-        if not self.cancelled:
-            self.cancelled = True
-            self._call()
 
 
 class _LabClock(ServerClock):
