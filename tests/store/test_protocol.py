@@ -166,7 +166,7 @@ def test_the_document_has_every_script_with_its_arguments_and_its_answer(script:
 def test_every_code_of_a_script_is_in_the_document(script: str) -> None:
     """Codes are the quoted words that a script returns."""
     source = PATHS[script].read_text()
-    returned = re.findall(r"(?:return (?:\{text\(now\), )?|code = )'([a-z]+)'", source)
+    returned = re.findall(r"(?:return (?:\{now_text, )?|code = )'([a-z]+)'", source)
     assert all(f"`{code}`" in PROTOCOL for code in returned), returned
 
 

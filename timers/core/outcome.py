@@ -10,15 +10,8 @@ from timers.core.durations import Duration, parse_ms, parse_time
 from timers.core.spec import encode_payload
 from timers.errors import InvalidInput
 
-
-class _Unset:
-    """The type of `UNSET`, so that a payload of None can be told from no payload."""
-
-    def __repr__(self) -> str:
-        return "UNSET"
-
-
-UNSET: Final = _Unset()
+UNSET: Final = ...
+"""Tells no payload from a payload of None."""
 
 RESULT_LIMIT_BYTES: Final = 4096
 """The largest result of a run, as JSON."""

@@ -46,6 +46,16 @@ _TWO: Final = b"2 "
 LATEST_MS: Final = 10**13
 """The year 2286: no time has more digits. As in lua/common.lua."""
 
+_PROGRESS: Final = {
+    "last_error": "last_error",
+    "slot": "slot_ms",
+    "anchor": "anchor_ms",
+    "step": "step",
+    "occurrences": "occurrences",
+    "first_due": "first_due_ms",
+}
+"""Names in a record's progress, without `result`, which may be any JSON, and the attributes that they stand for."""
+
 _DECODER: Final = json.JSONDecoder()
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error)
@@ -65,14 +75,7 @@ def encode_progress(progress: Progress) -> str:
     """One line of compact JSON without default values; nothing if all values are defaults."""
     if progress is NO_PROGRESS:
         return ""
-    fields = {
-        "last_error": progress.last_error,
-        "slot": progress.slot_ms,
-        "anchor": progress.anchor_ms,
-        "step": progress.step,
-        "occurrences": progress.occurrences,
-        "first_due": progress.first_due_ms,
-    }
+    fields = {name: getattr(progress, attribute) for name, attribute in _PROGRESS.items()}
     kept = {k: v for k, v in fields.items() if v}
     if progress.result is not None:
         kept["result"] = progress.result
@@ -345,15 +348,7 @@ def _check_policy(text: str) -> None:
 
 def _progress(text: bytes) -> Progress:
     fields = json.loads(text)
-    numbers = {name: fields[name] for name in ("slot", "anchor", "step", "occurrences", "first_due") if name in fields}
-    if not all(isinstance(number, int) for number in numbers.values()):
-        raise TypeError(f"progress with {numbers}")
-    return Progress(
-        fields.get("last_error"),
-        numbers.get("slot"),
-        numbers.get("anchor"),
-        numbers.get("step", 0),
-        numbers.get("occurrences", 0),
-        fields.get("result"),
-        numbers.get("first_due"),
-    )
+    kept = {attribute: fields[name] for name, attribute in _PROGRESS.items() if name in fields}
+    if not all(isinstance(value, int) for name, value in kept.items() if name != "last_error"):
+        raise TypeError(f"progress with {kept}")
+    return Progress(**kept, result=fields.get("result"))

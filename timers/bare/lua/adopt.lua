@@ -2,7 +2,7 @@
 -- Copy bare keys into records. Such a timer waits: no claim takes it until `resolve` lets it go.
 
 local epoch, format = unpack(ARGV, 2, 3)
-if not carries(epoch) then return {text(now), 'foreign'} end
+if not carries(epoch) then return {now_text, 'foreign'} end
 
 local function adopt(prefix, id, known, deadline, spec)
   local member = member_of(prefix, id)
@@ -25,7 +25,7 @@ local function adopt(prefix, id, known, deadline, spec)
   return moved and 'moved' or 'adopted'
 end
 
-local answer = {text(now)}
+local answer = {now_text}
 for i = 4, #ARGV do
   answer[i - 2] = adopt(string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d*)\n(%S+)\n(.*)$'))
 end

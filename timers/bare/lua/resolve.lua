@@ -3,12 +3,12 @@
 -- that it heard: every pod hears each, and the first report makes the timer due.
 
 local epoch, format = unpack(ARGV, 2, 3)
-if not carries(epoch) then return {text(now), 'foreign'} end
+if not carries(epoch) then return {now_text, 'foreign'} end
 
 local COUNTED_MS, LOCK_MS = 5000, 60000
 
 local function answered(member, times)
-  call('SET', root .. 'answered:' .. member, times .. ' ' .. text(now), 'PX', LOCK_MS)
+  call('SET', root .. 'answered:' .. member, times .. ' ' .. now_text, 'PX', LOCK_MS)
 end
 
 -- Within COUNTED_MS of the last answer, the lock's count decides: who has heard no more expiries than were answered is late.
@@ -92,7 +92,7 @@ local function looked(prefix, id, member, deadline, found, spec)
   return 'due'
 end
 
-local answer = {text(now)}
+local answer = {now_text}
 for i = 4, #ARGV do
   local prefix, id, number, found, rest = string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d+)\n(%S+)\n(.*)$')
   local member = member_of(prefix, id)

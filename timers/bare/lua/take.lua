@@ -3,4 +3,4 @@
 
 local deadline = ARGV[2]
 local same = call('PEXPIRETIME', KEYS[1]) == tonumber(deadline)
-return {text(now), same and call('DEL', KEYS[1]) or 0}
+return {now_text, same and call('DEL', KEYS[1]) or 0}

@@ -43,4 +43,4 @@ if call('SISMEMBER', root .. 'paused', prefix) == 0 then
   refresh_head(prefix)
 end
 conclude()
-return {text(now), ids}
+return {now_text, ids}

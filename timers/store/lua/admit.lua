@@ -6,6 +6,6 @@ local id, interval, burst = unpack(ARGV, 2)
 local key = root .. 'rate:' .. id
 local tat = arrival(key, burst * interval) + interval
 local ahead = tat - burst * interval - now_us
-if ahead > 0 then return {text(now), math.ceil(ahead / 1000)} end
+if ahead > 0 then return {now_text, math.ceil(ahead / 1000)} end
 call('SET', key, text(tat), 'PX', math.ceil((tat - now_us) / 1000) + 1)
-return {text(now), 0}
+return {now_text, 0}

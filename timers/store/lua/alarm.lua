@@ -10,8 +10,8 @@ local function number(field) return tonumber(call('HGET', key, field) or 0) or 0
 local acts = {}
 
 function acts.note(newest)
-  call('HSETNX', key, 'since', text(now))
-  call('HSET', key, 'noted', text(now), 'newest', newest)
+  call('HSETNX', key, 'since', now_text)
+  call('HSET', key, 'noted', now_text, 'newest', newest)
   return ''
 end
 
@@ -54,14 +54,14 @@ end
 function acts.told(since, told, what, noted, count)
   if number('since') ~= tonumber(since) or number('number') ~= tonumber(told) then return '' end
   if what ~= 'ended' then
-    call('HSET', key, 'number', told + 1, 'told', text(now))
+    call('HSET', key, 'number', told + 1, 'told', now_text)
     return ''
   end
   local later, more, newest = text(number('noted')), number('count') - count, call('HGET', key, 'newest')
   call('DEL', key)
-  if later ~= noted then call('HSET', key, 'since', text(now), 'noted', later, 'newest', newest, 'count', more) end
+  if later ~= noted then call('HSET', key, 'since', now_text, 'noted', later, 'newest', newest, 'count', more) end
   return ''
 end
 
 local what = acts[act](unpack(ARGV, 4))
-return {text(now), what, call('HGETALL', key)}
+return {now_text, what, call('HGETALL', key)}

@@ -2,8 +2,8 @@
 -- Arm timers: for each, write record, due index and trigger key at once, or nothing.
 
 local epoch, format, edit_lock, room = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-if not carries(epoch) then return {text(now), 'foreign'} end
-local answer = {text(now)}
+if not carries(epoch) then return {now_text, 'foreign'} end
+local answer = {now_text}
 
 local function arm(prefix, id, if_exists, due, said, body)
   local member = member_of(prefix, id)

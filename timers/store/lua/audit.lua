@@ -26,7 +26,7 @@ local function check_scheduled(prefix, id, member, r)
     if wrong('bare') then call('ZADD', root .. 'bare', text(r.due), member) end
   end
   if r.failures ~= 0 and not score_in(finished_key('t', prefix), id) then
-    if wrong('retrying') then begin_retrying(prefix, id, text(now)) end
+    if wrong('retrying') then begin_retrying(prefix, id, now_text) end
   end
   local score = score_in(queue_key(prefix), id)
   if score and math.floor(score) == r.due then return end
@@ -46,7 +46,7 @@ end
 local function check_finished(prefix, id, status)
   local key = finished_key(status, prefix)
   if score_in(key, id) then return end
-  if wrong('finished') then call('ZADD', key, text(now), id) end
+  if wrong('finished') then call('ZADD', key, now_text, id) end
 end
 
 local function check_record(bucket, member, raw)
@@ -55,7 +55,7 @@ local function check_record(bucket, member, raw)
   if not is_member(member) then
     if not wrong('unreadable') then return end
     call('HDEL', bucket, member)
-    return call('HSET', root .. 'quarantine', member, text(now) .. ' not the name of a timer\n' .. raw)
+    return call('HSET', root .. 'quarantine', member, now_text .. ' not the name of a timer\n' .. raw)
   end
   prefixes[prefix] = true
   if not r and newer_format(raw) then return end
@@ -210,8 +210,7 @@ parts[part](unpack(ARGV, FIRST))
 conclude()
 local told, seen = {}, {}
 for what, number in pairs(found) do
-  told[#told + 1] = what
-  told[#told + 1] = number
+  told[#told + 1], told[#told + 2] = what, number
 end
 for prefix in pairs(prefixes) do seen[#seen + 1] = prefix end
-return {text(now), told, next_place, next_cursor, seen}
+return {now_text, told, next_place, next_cursor, seen}

@@ -14,7 +14,7 @@ end
 if state == 'gone' then
   forget(pod)
 else
-  if call('ZADD', seen, text(now), pod) == 1 then changed = true end
+  if call('ZADD', seen, now_text, pod) == 1 then changed = true end
   if state ~= '' then call('HSET', states, pod, state) end
 end
 if card ~= '' then
@@ -23,7 +23,7 @@ if card ~= '' then
     changed = true
   end
   for i = 7, #ARGV do
-    if call('HSET', declared, ARGV[i], text(now) .. ' ' .. pod) == 1 then changed = true end
+    if call('HSET', declared, ARGV[i], now_text .. ' ' .. pod) == 1 then changed = true end
   end
 end
 local oldest = call('ZRANGE', seen, '0', '0', 'WITHSCORES')[2]
@@ -41,5 +41,5 @@ if changed or not version then
   call('SET', root .. 'version', version)
   publish(ARGV[1], tag .. ' changed')
 end
-if version == known then return {text(now), version, {}, {}, {}} end
-return {text(now), version, call('ZRANGE', seen, '0', '-1', 'WITHSCORES'), call('HGETALL', cards), call('HGETALL', declared)}
+if version == known then return {now_text, version, {}, {}, {}} end
+return {now_text, version, call('ZRANGE', seen, '0', '-1', 'WITHSCORES'), call('HGETALL', cards), call('HGETALL', declared)}

@@ -7,6 +7,6 @@ if until_ms > now then
   if until_ms > blocked_ms then block(prefix, text(until_ms)) end
 elseif blocked_ms < math.huge then
   block(prefix, nil)
-  publish(ARGV[1], tag .. ' ' .. text(now))
+  publish(ARGV[1], tag .. ' ' .. now_text)
 end
-return {text(now)}
+return {now_text}

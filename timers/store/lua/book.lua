@@ -4,7 +4,7 @@
 
 local booking, lasts_ms, places, prefixes = unpack(ARGV, 2)
 local bookings = root .. 'bookings'
-call('ZREMRANGEBYSCORE', bookings, '-inf', text(now))
+call('ZREMRANGEBYSCORE', bookings, '-inf', now_text)
 if booking == '' then
   booking = call('INCRBY', root .. 'booked', 1) .. ' ' .. places .. ' ' .. prefixes
   call('ZADD', bookings, text(now + lasts_ms), booking)
@@ -33,4 +33,4 @@ for _, other in ipairs(call('ZRANGE', bookings, 0, -1)) do
   local number, booked, patterns = string.match(other, '^(%d+) (%d+) (.*)$')
   if tonumber(number) < own and overlaps(patterns) then ahead = ahead + booked end
 end
-return {text(now), booking, ahead}
+return {now_text, booking, ahead}

@@ -3,4 +3,4 @@
 
 local for_ms = ARGV[2]
 call('SET', KEYS[1], 1, 'PX', for_ms)
-return {text(now)}
+return {now_text}

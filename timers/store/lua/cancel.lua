@@ -15,9 +15,9 @@ end
 local code = refusal_of(r, raw, version)
 if not code and r.status == 's' and locked(r, tonumber(edit_lock)) then code = 'locked' end
 if not code and r.status ~= 's' and r.status ~= 'x' and not purge then code = 'finished' end
-if code then return {text(now), code, raw} end
+if code then return {now_text, code, raw} end
 local refusal = r.status == 's' and drop_trigger(prefix, id)
-if refusal then return {text(now), 'rights', refusal} end
+if refusal then return {now_text, 'rights', refusal} end
 if r.status == 's' then
   leave(prefix, id, r)
   raw = end_as('x', prefix, id, r, cause ~= '' and cause or 'cancelled')
@@ -25,4 +25,4 @@ end
 if purge or forget then forget_it() end
 if purge then tell(member, r, 'purged', raw) end
 conclude()
-return {text(now), purge and 'purged' or 'cancelled', raw}
+return {now_text, purge and 'purged' or 'cancelled', raw}

@@ -91,8 +91,7 @@ if #triggers > 0 and refused('DEL', unpack(triggers)) then
     local refusal = #queue[3] > 0 and refused('DEL', unpack(triggers_of({queue})))
     if refusal then
       queue[3] = {}
-      denied[#denied + 1] = queue[1]
-      denied[#denied + 1] = refusal
+      denied[#denied + 1], denied[#denied + 2] = queue[1], refusal
     end
   end
 end
@@ -103,4 +102,4 @@ for _, queue in ipairs(picked) do
 end
 if #leases > 0 then call('ZADD', root .. 'leases', unpack(leases)) end
 conclude()
-return {text(now), more, claimed, bad, denied, newer}
+return {now_text, more, claimed, bad, denied, newer}

@@ -11,7 +11,7 @@ for step = 1, steps do counts[step] = 0 end
 local function below(step) return '(' .. text(now + step * width) end
 
 local function read(queue)
-  local due = call('ZRANGEBYSCORE', queue, text(now), below(steps), 'WITHSCORES')
+  local due = call('ZRANGEBYSCORE', queue, now_text, below(steps), 'WITHSCORES')
   for i = 2, #due, 2 do
     local step = math.floor((due[i] - now) / width) + 1
     counts[step] = (counts[step] or 0) + 1
@@ -26,7 +26,7 @@ end
 
 for i = 4, #ARGV do
   local queue = queue_key(ARGV[i])
-  local n = call('ZCOUNT', queue, text(now), below(steps))
+  local n = call('ZCOUNT', queue, now_text, below(steps))
   if n > FEW then tally(queue) elseif n > 0 then read(queue) end
 end
-return {text(now), counts}
+return {now_text, counts}

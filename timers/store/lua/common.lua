@@ -482,7 +482,7 @@ local function quarantine(prefix, id, reason, raw)
   if call('ZREM', finished_key('t', prefix), id) == 1 then refresh_retrying(prefix) end
   refresh_head(prefix)
   call('HDEL', record_key(member), member)
-  call('HSET', root .. 'quarantine', member, text(now) .. ' ' .. reason .. '\n' .. (raw or ''))
+  call('HSET', root .. 'quarantine', member, now_text .. ' ' .. reason .. '\n' .. (raw or ''))
 end
 
 -- Leave out a timer whose record cannot be read, and list it: in `newer` with a record of a newer format, which stays as it is, in

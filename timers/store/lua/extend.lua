@@ -16,4 +16,4 @@ for i = 4, #ARGV, 3 do
     lost[#lost + 1] = (i - 4) / 3
   end
 end
-return {text(now), lost}
+return {now_text, lost}

@@ -20,4 +20,4 @@ end
 
 add('hour', 60, 60000)
 add('day', 48, 1800000)
-return {text(now)}
+return {now_text}

@@ -4,9 +4,8 @@
 
 local keep_ms, permits, entries = ARGV[2], root .. 'permits', {}
 for i = 3, #ARGV do
-  entries[#entries + 1] = text(now + keep_ms)
-  entries[#entries + 1] = ARGV[i]
+  entries[#entries + 1], entries[#entries + 2] = text(now + keep_ms), ARGV[i]
 end
 call('ZADD', permits, unpack(entries))
 if call('PTTL', permits) < tonumber(keep_ms) then call('PEXPIRE', permits, keep_ms) end
-return {text(now)}
+return {now_text}

@@ -49,8 +49,7 @@ for i = 1, #found, 2 do
   end
   local raw = record_of(member_of(prefix, found[i]))
   bytes = bytes + #(raw or '')
-  answer[#answer + 1] = found[i]
-  answer[#answer + 1] = found[i + 1]
-  answer[#answer + 1] = raw
+  local n = #answer
+  answer[n + 1], answer[n + 2], answer[n + 3] = found[i], found[i + 1], raw
 end
-return {text(now), answer, more}
+return {now_text, answer, more}

@@ -3,4 +3,4 @@
 
 local fields = redis.pcall('HGETALL', KEYS[1])
 if fields.err then return fields end
-return {text(now), fields}
+return {now_text, fields}

@@ -14,11 +14,11 @@ for mark in string.gmatch(type(there) == 'string' and there or '', '%d+') do
   if at < known then behind = math.max(behind, at) end
 end
 
-if not seen and (oldest < known or #marks == 0) then return {text(now), '', text(behind)} end
+if not seen and (oldest < known or #marks == 0) then return {now_text, '', text(behind)} end
 newest = newest < 2 ^ 53 - 1 and newest or 0
-if act == 'look' then return {text(now), text(newest), ''} end
+if act == 'look' then return {now_text, text(newest), ''} end
 -- Marks rise even if the clock was set back, because that is no loss.
 local made = text(math.max(now, newest + 1))
 table.insert(marks, 1, made)
 call('SET', root .. 'mark', table.concat(marks, ' ', 1, math.min(#marks, KEPT)))
-return {text(now), made, ''}
+return {now_text, made, ''}

@@ -62,7 +62,7 @@ function acts.renew(known, fresh, format, shards, armed, closed, seen, timers)
   -- A db in which nothing was ever armed may get another number of shards; that loses nothing. And a pod that slept through a
   -- loss does not report it again after somebody has acknowledged it.
   if tonumber(meta.acknowledged or 0) > tonumber(seen) then return end
-  if armed == '1' or meta.shards == shards then lose('db:' .. known, seen, text(now), timers) end
+  if armed == '1' or meta.shards == shards then lose('db:' .. known, seen, now_text, timers) end
 end
 
 function acts.lose(epoch, ...)
@@ -73,21 +73,21 @@ end
 function acts.raise(format, version)
   local before = tonumber(meta.format)
   if not meta.epoch or not before or before >= tonumber(format) then return end
-  set('format', format, 'raised', text(now) .. ' ' .. meta.format .. ' ' .. version)
+  set('format', format, 'raised', now_text .. ' ' .. meta.format .. ' ' .. version)
 end
 
 -- Put the number of shards back with which the epoch was made, and keep what stood there.
 function acts.mend()
   local shards = founded()
   if not shards or shards == meta.shards then return end
-  set('shards', shards, 'foreign', text(now) .. ' ' .. string.sub(meta.shards or '', 1, 40))
+  set('shards', shards, 'foreign', now_text .. ' ' .. string.sub(meta.shards or '', 1, 40))
 end
 
 function acts.acknowledge()
   for field in pairs(meta) do
     if string.sub(field, 1, 5) == 'loss:' or field == 'foreign' then
       call('HDEL', key, field)
-      call('HSET', key, 'acknowledged', text(now))
+      call('HSET', key, 'acknowledged', now_text)
     end
   end
 end
@@ -97,7 +97,6 @@ if found.err then return found end
 acts[act](unpack(ARGV, 3))
 local answer = {}
 for field, value in pairs(meta) do
-  answer[#answer + 1] = field
-  answer[#answer + 1] = value
+  answer[#answer + 1], answer[#answer + 2] = field, value
 end
-return {text(now), answer}
+return {now_text, answer}

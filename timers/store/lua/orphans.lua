@@ -5,7 +5,7 @@ local most, rank = tonumber(ARGV[2]), tonumber(ARGV[3])
 local orphans, paused = {}, {}
 for _, prefix in ipairs(call('SMEMBERS', root .. 'paused')) do paused[prefix] = true end
 
-local expired = call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(' .. text(now), 'LIMIT', rank, most)
+local expired = call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(' .. now_text, 'LIMIT', rank, most)
 for _, member in ipairs(expired) do
   if not is_member(member) then
     call('ZREM', root .. 'leases', member)
@@ -13,4 +13,4 @@ for _, member in ipairs(expired) do
     orphans[#orphans + 1] = member
   end
 end
-return {text(now), orphans, #expired == most and rank + most or 0}
+return {now_text, orphans, #expired == most and rank + most or 0}

@@ -9,13 +9,13 @@ if act == 'pause' then
   changed = call('SADD', root .. 'paused', prefix)
   block(prefix, '+inf')
   if call('HLEN', pauses) >= PAUSES then call('DEL', pauses) end
-  if changed == 1 then call('HSET', pauses, prefix, text(now)) end
+  if changed == 1 then call('HSET', pauses, prefix, now_text) end
 else
   changed = call('SREM', root .. 'paused', prefix)
   block(prefix, nil)
   local from = call('HGET', pauses, prefix)
-  if changed == 1 and from then call('HSET', pauses, prefix, from .. ' ' .. text(now)) end
+  if changed == 1 and from then call('HSET', pauses, prefix, from .. ' ' .. now_text) end
   earliest = now
 end
 conclude()
-return {text(now), changed}
+return {now_text, changed}

@@ -45,4 +45,4 @@ for i = 1, #counted[2], 2 do
   if status and left > 0 then prune(status, prefix) end
 end
 conclude()
-return {text(now), removed, left > 0 and counted[1] or cursor, failed}
+return {now_text, removed, left > 0 and counted[1] or cursor, failed}

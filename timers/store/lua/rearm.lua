@@ -9,10 +9,10 @@ local code = refusal_of(r, raw, version)
 if not code and r.status == 's' then code = 'scheduled' end
 if not code and r.status == 'c' and which ~= 'completed' then code = 'completed' end
 if not code and room == 'full' then code = 'full' end
-if code then return {text(now), code, raw} end
+if code then return {now_text, code, raw} end
 local from, due = r.status, due_of(at)
 local refusal = set_trigger(prefix, id, due)
-if refusal then return {text(now), 'rights', refusal} end
+if refusal then return {now_text, 'rights', refusal} end
 call('ZREM', finished_key(from, prefix), id)
 if from == 'c' then r.occurrence, r.attempt = r.occurrence + 1, 0 end
 r.status, r.failures, r.due = 's', 0, due
@@ -22,4 +22,4 @@ enqueue(prefix, id, due)
 recount(from, 's', prefix)
 raw = write(member, r)
 conclude()
-return {text(now), 'changed', raw}
+return {now_text, 'changed', raw}

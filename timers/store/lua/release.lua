@@ -9,4 +9,4 @@ if tat and tat < 2 ^ 53 then
   if ahead > 0 then call('SET', root .. 'rate', text(tat - off_us), 'PX', math.ceil(ahead / 1000) + 1)
   else call('DEL', root .. 'rate') end
 end
-return {text(now)}
+return {now_text}

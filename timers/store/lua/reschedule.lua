@@ -7,11 +7,11 @@ local r, _, raw = read(member)
 local code = refusal_of(r, raw, version)
 if not code and r.status ~= 's' then code = 'finished' end
 if not code and locked(r, tonumber(edit_lock)) then code = 'locked' end
-if code then return {text(now), code, raw} end
+if code then return {now_text, code, raw} end
 if due ~= '' then r.due = due_of(due) end
 if due ~= '' or r.waits then
   local refusal = set_trigger(prefix, id, r.due)
-  if refusal then return {text(now), 'rights', refusal} end
+  if refusal then return {now_text, 'rights', refusal} end
   call('ZREM', queue_key(prefix), id)
   enqueue(prefix, id, r.due)
   refresh_head(prefix)
@@ -20,4 +20,4 @@ set_body(r, spec ~= '' and spec or nil, progress ~= '-' and progress or nil)
 note(r, cause)
 raw = write(member, r)
 conclude()
-return {text(now), 'changed', raw}
+return {now_text, 'changed', raw}

@@ -23,11 +23,10 @@ local function rescue(prefix, id, processor)
   r.token, r.attempt, r.failures = token, r.attempt + 1, r.failures + 1
   note(r, 'rescue', pod, now - r.due, processor)
   call('ZADD', root .. 'leases', text(now + lease_ms), member)
-  rescued[#rescued + 1] = prefix
-  rescued[#rescued + 1] = id
-  rescued[#rescued + 1] = write(member, r)
+  local n = #rescued
+  rescued[n + 1], rescued[n + 2], rescued[n + 3] = prefix, id, write(member, r)
 end
 
 for i = 4, #ARGV, 3 do rescue(ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
 conclude()
-return {text(now), rescued, bad, newer}
+return {now_text, rescued, bad, newer}

@@ -8,7 +8,7 @@ local permits, rate = root .. 'permits', root .. 'rate'
 local wait = 0
 
 if concurrency > 0 then
-  call('ZREMRANGEBYSCORE', permits, '-inf', text(now))
+  call('ZREMRANGEBYSCORE', permits, '-inf', now_text)
   n = math.max(math.min(n, concurrency - call('ZCARD', permits)), 0)
 end
 
@@ -33,4 +33,4 @@ if #names > 0 then
   call('ZADD', permits, unpack(entries))
   if call('PTTL', permits) < lease_ms then call('PEXPIRE', permits, lease_ms) end
 end
-return {text(now), n, wait, names}
+return {now_text, n, wait, names}

@@ -8,4 +8,4 @@ for i = 2, #ARGV do
   local known, may = pcall(redis.acl_check_cmd, unpack(words))   -- a command that was renamed away is not known
   if not (known and may) then denied[#denied + 1] = ARGV[i] end
 end
-return {text(now), denied}
+return {now_text, denied}

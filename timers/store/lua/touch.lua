@@ -42,8 +42,7 @@ local function poll_queue(prefix, head, left)
     call('ZREM', root .. 'heads', prefix)
     return 0
   end
-  queues[#queues + 1] = prefix
-  queues[#queues + 1] = text(math.max(math.floor(head), 0))
+  queues[#queues + 1], queues[#queues + 2] = prefix, text(math.max(math.floor(head), 0))
   return head > now - BACKLOG_MS and touch(prefix, left) or 0
 end
 
@@ -70,7 +69,7 @@ end
 -- Most polls find that nothing is due, which takes one command for each index.
 local blocked, head, lease, go_on, lost = lowest('blocked'), lowest('heads'), lowest('leases'), 0, 0
 if blocked and blocked <= now then
-  for _, prefix in ipairs(call('ZRANGEBYSCORE', root .. 'blocked', '-inf', text(now), 'LIMIT', 0, most)) do
+  for _, prefix in ipairs(call('ZRANGEBYSCORE', root .. 'blocked', '-inf', now_text, 'LIMIT', 0, most)) do
     block(prefix, nil)
   end
   blocked, head = lowest('blocked'), lowest('heads')
@@ -81,4 +80,4 @@ come_again(blocked)
 come_again(head)
 come_again(lease)
 if next_poll and next_poll >= 2 ^ 53 then next_poll = nil end -- out of reach: a foreign score
-return {text(now), next_poll and text(math.floor(next_poll)) or '', queues, go_on, lost}
+return {now_text, next_poll and text(math.floor(next_poll)) or '', queues, go_on, lost}
