@@ -14,6 +14,8 @@ from tests.store.acts import an_end
 from tests.waiting import eventually
 from timers.core.model import Status
 from timers.dashboard.many import ManyPages
+from timers.store import keys
+from timers.store.starts import FAILED, add_starts
 
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 PAGES = (
@@ -29,6 +31,7 @@ PAGES = (
     "/ui/bulk?action=cancel&prefix=mine",
     "/ui/failed",
     "/ui/prefixes",
+    "/ui/prefixes/broken",
     "/ui/pods",
     "/ui/server",
     "/ui/keys",
@@ -81,6 +84,35 @@ async def test_every_page_is_quiet_fits_and_is_accessible(working: Api, watched:
         assert await page.locator("h1").count() == 1
     watched.complaints = [said for said in watched.complaints if "404" not in said and "422" not in said]
     watched.assert_quiet(working.server.url)
+
+
+async def test_on_a_phone_the_navigation_is_one_row_and_the_filters_are_folded(api: Api, watched: Watched) -> None:
+    page = watched.page
+    for width, is_phone in ((390, True), (1200, False)):
+        await page.set_viewport_size({"width": width, "height": 844})
+        await page.goto(f"{api.server.url}/ui/timers?prefix=test")
+        boxes = [await link.bounding_box() for link in await page.locator("nav a").all()]
+        assert len(boxes) == 7
+        assert len({round(box["y"]) for box in boxes if box}) == 1
+        assert max(box["x"] + box["width"] for box in boxes if box) <= width
+        assert await page.is_visible("#prefix") is not is_phone
+        assert await page.is_visible(".filters > summary") is is_phone
+        if is_phone:
+            assert "prefix test" in await page.inner_text(".filters > summary")
+            await page.click(".filters > summary")
+            assert await page.is_visible("#prefix")
+    watched.assert_quiet(api.server.url)
+
+
+async def test_failures_have_the_colour_of_failure_in_the_charts(api: Api, watched: Watched) -> None:
+    await api.client.create("test", "one", delay="1h")
+    await add_starts(api.store, {1: 5})
+    await add_starts(api.store, {FAILED: 2}, keys.FAILED_ROOT)
+    await watched.page.goto(f"{api.server.url}/")
+    colours = await watched.page.evaluate(
+        """["rect.failed", "rect.fired"].map((part) => getComputedStyle(document.querySelector(part)).fill)"""
+    )
+    assert colours == ["rgb(207, 58, 49)", "rgb(79, 134, 232)"]
 
 
 async def test_with_the_keyboard_alone_one_comes_to_the_content_and_to_the_search(api: Api, watched: Watched) -> None:
@@ -172,7 +204,7 @@ async def test_an_action_continues_slice_by_slice_without_a_click(api: Api, watc
     await page.click("text=Count them first")
     assert "35 timers" in await page.inner_text("#count")
     await page.fill("#words", "reschedule 35")
-    await page.click("button.danger")
+    await page.click("button.primary")
     await page.wait_for_selector("#ended")
     assert "35 done of 35" in await page.inner_text("#done")
     assert {timer.due_at.year for timer in (await api.client.list()).items} == {2035}
@@ -185,7 +217,7 @@ async def test_a_group_of_failures_is_retried_from_its_card(working: Api, watche
     await page.goto(f"{working.server.url}/ui/failed")
     await page.click("td >> text=Retry")
     await page.fill("#words", "retry 1")
-    await page.click("button.danger")
+    await page.click("button.primary")
     await page.wait_for_selector("#ended")
 
     async def ran_again() -> bool:

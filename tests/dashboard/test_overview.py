@@ -1,17 +1,28 @@
 """The first page: one sentence about health, what fired, what is due next."""
 
 import asyncio
+import json
 import re
+import shlex
+from html import unescape
 
 import pytest
+from redis.asyncio import Redis
 
 from tests.api.harness import Api, Instead
 from tests.dashboard.conftest import EVERYTHING, READS, Visitor
 from tests.members import announce
+from tests.store.acts import an_end, retrying, running
 from tests.waiting import DEADLINE_SECONDS, eventually
+from timers.core.model import Status
 from timers.dashboard.overview import OverviewPage
 from timers.store import alarms, keys
 from timers.store.cooperative import CachedRead
+from timers.store.scripts import FULL
+from timers.store.starts import FAILED, RETRIED, add_starts
+from timers.store.store import Arming, Store
+
+LONG_AGO = 1_700_000_000_000
 
 
 @pytest.fixture
@@ -22,9 +33,14 @@ def instead() -> Instead:
 
 
 def sentence(text: str) -> str:
-    found = re.search(r'id="health"[^>]*>.*?</span>(.*?)</p>', text, re.DOTALL)
-    assert found is not None
-    return found[1]
+    return troubles(text)[0][0]
+
+
+def troubles(text: str) -> list[tuple[str, str]]:
+    """What is said at the head of the page, in order, and where each links to."""
+    begun, linked = r'(?:aria-hidden="true"></span><span>|<li class="(?:bad|warn)">)', r'(?: <a href="(.*?)">.*?</a>)?'
+    found = re.findall(f"{begun}(.*?){linked}</(?:span|li)>", text)
+    return [(unescape(said), where) for said, where in found]
 
 
 async def test_without_a_worker_the_first_sentence_says_so(visitor: Visitor) -> None:
@@ -52,7 +68,7 @@ async def test_timers_that_may_not_run_now_are_not_late(visitor: Visitor) -> Non
     redis = visitor.api.store.connections.commands
     await redis.zadd("timers:{0}:due:test", {"held": 1_700_000_000_000})
     await redis.zadd("timers:{0}:held", {"test": 1_700_000_000_000})
-    assert sentence((await visitor.get("/")).text).startswith("All is well.")
+    assert sentence((await visitor.get("/")).text) == "Timers are due, but somebody has paused test."
 
 
 async def test_when_all_is_well_it_says_how_late_timers_start(working: Api) -> None:
@@ -140,3 +156,138 @@ async def test_a_load_that_takes_long_to_count_holds_up_no_page() -> None:
     counted.set()
     assert await fresh.soon(DEADLINE_SECONDS) == "counted"
     assert (await fresh.soon(0.0), counts) == ("counted", 1)
+
+
+async def due_for_years(store: Store, prefix: str, *, index: str = "heads") -> None:
+    """A timer of the prefix that is long due, in the index of queues that may run or in that of those that may not."""
+    await store.arm([Arming(prefix, "late", "+3600000", {})])
+    for name, member in ((f"due:{prefix}", "late"), (index, prefix)):
+        await store.connections.commands.zadd(f"timers:{{0}}:{name}", {member: LONG_AGO})
+    if index == "held":
+        await store.connections.commands.zrem("timers:{0}:heads", prefix)
+
+
+def waiting(text: str) -> dict[str, str]:
+    """By timer, why it waits, of the rows that look overdue."""
+    rows = re.findall(r'<tr class="overdue blocked">.*?href="/ui/timers/(.*?)".*?Waits: (.*?)</span>', text, re.DOTALL)
+    return {timer: unescape(why) for timer, why in rows}
+
+
+@pytest.mark.parametrize(
+    ("limits", "held", "why"),
+    [
+        ("2 at once", 2, "its queue is at its concurrency limit (2 at once)"),
+        ("any number at once, one every 5 s", 0, "its queue is at its rate limit (one every 5 s)"),
+        ("2 at once, one every 5 s", 2, "its queue is at its concurrency limit (2 at once)"),
+        ("2 at once, one every 5 s", 1, "its queue is at its rate limit (one every 5 s)"),
+    ],
+)
+async def test_what_is_due_at_a_limit_is_shown_with_the_limit(
+    visitor: Visitor, limits: str, held: int, why: str
+) -> None:
+    store = visitor.api.store
+    redis = store.connections.commands
+    await announce(store, "pod-1", processors=["test"], notifications="ok", settings={"limits of test": limits})
+    await due_for_years(store, "test", index="held")
+    later = await store.now_ms() + 3_600_000
+    await redis.zadd("timers:{0}:blocked", {"test": later})
+    for number in range(held):
+        await redis.zadd("timers:{limits:test}:permits", {f"p{number}": later})
+    found = waiting((await visitor.get("/")).text)
+    assert found.keys() == {"test/late"}
+    assert found["test/late"].startswith(why)
+
+
+async def test_what_is_due_but_paused_or_served_by_nobody_is_shown_with_the_reason_beside_what_may_run(
+    visitor: Visitor,
+) -> None:
+    store, client = visitor.api.store, visitor.api.client
+    await announce(store, "pod-1", processors=["test"], notifications="ok")
+    await client.create("test", "next", delay="1h")
+    await client.pause("test-paused")
+    await due_for_years(store, "test-paused", index="held")
+    await due_for_years(store, "mine")
+    text = (await visitor.get("/")).text
+    found = waiting(text)
+    assert found["test-paused/late"].startswith("the prefix 'test-paused' is paused since")
+    assert found["mine/late"].startswith("no live pod serves 'mine'")
+    assert 'href="/ui/timers/test/next"' in text
+    assert text.count('href="/ui/timers/mine/late"') == 1
+    said = dict(troubles(text))
+    assert said["Timers are due, but no live pod serves mine."] == "/ui/prefixes/mine"
+    assert said["Timers are due, but somebody has paused test-paused."] == "/ui/prefixes/test-paused"
+
+
+async def test_what_is_wrong_now_comes_before_old_failures_with_a_link_each(visitor: Visitor) -> None:
+    store, redis = visitor.api.store, visitor.api.store.connections.commands
+    await announce(store, "pod-1", processors=["mine"], notifications="deaf")
+    await retrying(store, "r", prefix="test", since="2026-01-01T00:00:00.000Z")
+    await retrying(store, "m", prefix="timers.hook-a")
+    await announce(store, "pod-2", processors=["timers.hook-a"], notifications="ok")
+    timer = await running(store, "f", prefix="test")
+    await store.settle(0, [an_end(timer, Status.FAILED)], pod="pod-1", retention_ms=60_000)
+    await due_for_years(store, "test")
+    found = troubles((await visitor.get("/")).text)
+    assert [where for _, where in found] == [
+        "/ui/timers?status=scheduled&amp;due_before=0s",
+        "/ui/prefixes/test",
+        "/ui/timers?prefix=timers.hook-a&amp;status=retrying",
+        "/ui/prefixes/test",
+        "/ui/server",
+        "/ui/failed",
+    ]
+    assert found[1][0].endswith("OSError: mail is down.")
+    assert "timers.hook-a" in found[2][0]
+    assert found[-1][0] == "1 failed for good."
+    for _, where in found:
+        assert (await visitor.get(unescape(where))).status == 200
+    await redis.delete("timers:{0}:retrying")
+
+
+async def test_a_full_redis_comes_first(visitor: Visitor, redis: Redis) -> None:
+    await announce(visitor.api.store, "pod-1", processors=["test"], notifications="ok")
+    await redis.config_set("maxmemory", 1)
+    try:
+        found = troubles((await visitor.get("/")).text)
+    finally:
+        await redis.config_set("maxmemory", 0)
+    assert found[0] == (f"{FULL}.", "/ui/server")
+
+
+async def test_an_empty_service_shows_how_to_arm_the_first_timer_instead_of_charts(visitor: Visitor) -> None:
+    base = visitor.api.server.url
+    text = (await visitor.get("/")).text
+    assert "<svg" not in text
+    lines = [unescape(line) for line in re.findall(r"<pre[^>]*>(.*?)</pre>", text, re.DOTALL)]
+    assert lines[0].startswith(f"curl -X PUT {base}/v1/timers/")
+    assert lines[1].startswith("from timers import BlockingTimerClient")
+    assert re.fullmatch(r"redis-cli -[hs] .+ -n \d+ SET \w+:first '{\"hello\": \"world\"}' PX 60000", lines[2])
+    _, _, address, *_, body = shlex.split(lines[0])[1:]
+    armed = await visitor.api.call("PUT", address.removeprefix(base), json.loads(body))
+    assert armed.status == 201
+    text = (await visitor.get("/")).text
+    assert "curl" not in text
+    assert "<svg" in text
+
+
+async def test_each_tile_leads_to_the_list_that_it_counts(visitor: Visitor) -> None:
+    store, client = visitor.api.store, visitor.api.client
+    await client.create("test", "soon", delay="1h")
+    await client.create("test", "off", delay="1h")
+    await client.cancel("test", "off")
+    await retrying(store, "again", prefix="mine")
+    text = (await visitor.get("/")).text
+    tiles = re.findall(r'<li><a href="(/ui/timers\?status=\w+)"[^>]*><strong>(\d+)</strong>', text)
+    assert len(tiles) == len(Status)
+    for where, number in tiles:
+        assert len(re.findall(r'<td class="timer">', (await visitor.get(where)).text)) == int(number), where
+
+
+async def test_failed_attempts_are_series_of_the_charts_in_colours_of_their_own(visitor: Visitor) -> None:
+    store = visitor.api.store
+    await visitor.api.client.create("test", "one", delay="1h")
+    await add_starts(store, {1: 7})
+    await add_starts(store, {RETRIED: 2, FAILED: 1}, keys.FAILED_ROOT)
+    text = (await visitor.get("/")).text
+    assert [text.count(f'<rect class="{name}"') for name in ("fired", "retrying", "failed")] == [2, 2, 2]
+    assert "7 fired in the last hour, 2 tried again, 1 failed for good, at most 7 in a minute" in text

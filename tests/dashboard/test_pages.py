@@ -50,7 +50,7 @@ async def test_timers_that_wait_for_their_next_try_are_among_the_failures_by_err
     assert "r2" in (await visitor.get(shown)).text
     (tries,) = re.findall(r'href="(/ui/bulk\?action=reschedule[^"]+)">Try now', text)
     assert "reschedule 3" in (await visitor.get(tries)).text
-    assert "3 failed and are tried again" in (await visitor.get("/")).text
+    assert "3 of test failed and are tried again" in (await visitor.get("/")).text
 
 
 @pytest.mark.parametrize("key", [READS, WRITES, OPERATES], ids=["reads", "writes", "operates"])
@@ -172,12 +172,34 @@ async def test_a_timer_shows_its_life_and_reasons(working: Api) -> None:
         return text if "gave up after" in text else None
 
     text = await eventually(told, "the timer failed")
-    assert "given up after 1 failed attempt; the last error: the reason" in text
+    assert "given up after 1 failed attempt" in text
+    assert text.count("the reason") == 2, "once as the error, once in the payload"
     assert re.findall(r'<li class="(\w+)', text) == ["failed", "running", "scheduled"]
     split = dict(re.findall(r'<td data-label="(\w+)" class="number[^"]*">([^<]*)</td>', text))
     assert set(split) == {"Event", "Claim", "Queue"}
     assert all(ms[0].isdigit() for ms in split.values()), split
     assert "api-test" in text
+
+
+async def test_the_action_that_undoes_nothing_is_the_blue_one(visitor: Visitor) -> None:
+    client = visitor.api.client
+    await client.create("test", "one", delay="1h")
+    for blue in ("Reschedule", "Retry"):
+        text = (await visitor.get("/ui/timers/test/one")).text
+        assert re.findall(r'<button class="primary">(.*?)</button>', text) == [blue]
+        assert len(re.findall(r'<button class="danger"', text)) == 2
+        await client.cancel("test", "one")
+
+
+async def test_a_long_error_is_cut_with_an_ellipsis_and_shown_in_full_on_demand(visitor: Visitor) -> None:
+    long = f"the server said {'no ' * 100}end"
+    await retrying(visitor.api.store, "r", prefix="test", reason=long)
+    text = (await visitor.get("/ui/failed")).text
+    found = re.search(r'<details class="error-text"><summary title="(.*?)">(.*?)…</summary>(.*?)</details>', text)
+    assert found is not None
+    assert found[1] == found[3] == f"OSError: {long}"
+    assert found[3].startswith(found[2])
+    assert f'title="OSError: {long}"' in (await visitor.get("/ui/timers")).text
 
 
 async def test_the_next_ten_occurrences_are_those_that_will_be(visitor: Visitor) -> None:
@@ -319,6 +341,8 @@ async def test_failures_are_grouped_by_prefix_and_error(working: Api) -> None:
     await eventually(ended, "all have failed")
     text = (await Visitor(working).get("/ui/failed")).text
     groups: list[Any] = re.findall(r'data-label="Timers">(\d+)</td>.*?error-text">(.*?)</span>', text, re.DOTALL)
-    assert groups == [("3", "Fail: user # is gone"), ("1", "Fail: no route")]
+    assert [number for number, _ in groups] == ["3", "1"]
+    assert re.fullmatch("Fail: user [012] is gone", groups[0][1]), "the text of one of them"
+    assert groups[1][1] == "Fail: no route"
     shown = (await Visitor(working).get("/ui/timers?prefix=broken&status=failed&error=Fail:+user+%23+is+gone")).text
     assert set(re.findall(r'class="id" href="/ui/timers/broken/(\w+)"', shown)) == {"a0", "a1", "a2"}

@@ -79,18 +79,53 @@ async def test_the_prefixes_page_shows_the_limits_that_pods_tell(visitor: Visito
     assert "3 at once, one every 0.1 s" in (await visitor.get("/ui/prefixes?q=test")).text
 
 
-async def test_the_prefixes_page_shows_how_many_ended_in_the_last_minute(working: Api) -> None:
-    visitor = Visitor(working)
+async def test_the_prefixes_page_shows_what_ended_in_the_last_hour_and_the_worst_first(working: Api) -> None:
+    visitor, client = Visitor(working), working.client
+    await client.create("test", delay="0s")
+    await client.create("mine-too", delay="1h")
+    await client.create("broken", payload="no", delay="0s")
 
-    async def ended() -> bool:
-        """Ends one more timer at each look, so that one is within the last minute even on a slow machine."""
-        await working.client.create("test", delay="0s")
-        cell = re.search(
-            r'data-label="Ended in the last minute">(\d+)<', (await visitor.get("/ui/prefixes?q=test")).text
-        )
-        return cell is not None and int(cell[1]) > 0
+    async def ended() -> str | None:
+        text = (await visitor.get("/ui/prefixes")).text
+        return text if text.count('<rect class="completed"') == text.count('<rect class="failed"') == 1 else None
 
-    await eventually(ended, "some have ended")
+    text = await eventually(ended, "one has completed and one has failed")
+    assert re.findall(r'class="id" href="/ui/prefixes/([\w-]+)"', text) == ["broken", "mine", "mine-too", "test"]
+    assert 'aria-label="broken in the last hour: 1 failed"' in text
+
+
+async def test_the_page_of_a_prefix_shows_its_rate_lateness_failures_limits_and_what_is_due(working: Api) -> None:
+    visitor, client = Visitor(working), working.client
+    await client.create("broken", "one", payload="no", delay="0s")
+    await client.create("broken", "next", delay="1h")
+
+    async def failed() -> str | None:
+        text = (await visitor.get("/ui/prefixes/broken")).text
+        return text if "Fail: no" in text else None
+
+    text = await eventually(failed, "the page shows the failure")
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text, re.DOTALL))
+    assert facts["Processor"] == "broken"
+    assert facts["Taken by"] == "api-test"
+    assert facts["Limits over all pods"] == "any number at once"
+    assert facts["Ended in the last hour"].startswith("1,")
+    assert "/ui/timers/broken/next" in text
+    assert re.findall(r'aria-label="broken in the last (\w+): 1 failed"', text) == ["hour", "day"]
+    assert (await visitor.get("/ui/prefixes/nothing")).status == 404
+
+
+async def test_the_page_of_a_prefix_says_why_nothing_runs_and_how_late_it_was(working: Api) -> None:
+    visitor, client = Visitor(working), working.client
+    await client.create("test", "done", delay="0s")
+
+    async def ran() -> bool:
+        return "newest 1 known starts" in (await visitor.get("/ui/prefixes/test")).text
+
+    await eventually(ran, "a start is known")
+    await client.pause("test")
+    await client.create("test", "held", due_at="2026-01-01T00:00:00Z")
+    text = (await visitor.get("/ui/prefixes/test")).text
+    assert "Waits: the prefix &#39;test&#39; is paused since" in text
 
 
 async def test_pods_show_their_state_and_a_key_only_its_prefixes(guest: Visitor, working: Api) -> None:

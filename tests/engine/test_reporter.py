@@ -12,9 +12,10 @@ from timers.engine.peers import Peers
 from timers.engine.pod import SLICE_SECONDS, WINDOW_SECONDS, Observer, Pod
 from timers.errors import Unavailable
 from timers.processor import Registry
+from timers.store import keys
 from timers.store.connect import connect
 from timers.store.membership import Member, Membership
-from timers.store.starts import bucket_of
+from timers.store.starts import RETRIED, bucket_of
 from timers.store.store import Store
 
 
@@ -33,13 +34,13 @@ def test_a_pod_tells_of_the_last_five_minutes_only(monkeypatch: pytest.MonkeyPat
 async def test_each_start_is_reported_once_and_none_is_lost_while_redis_is_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[Counter[int]] = []
+    told: list[tuple[str, Counter[int]]] = []
     away = False
 
-    async def add(_store: object, counts: Any) -> None:
+    async def add(_store: object, counts: Any, root: str) -> None:
         if away:
             raise Unavailable("away")
-        told.append(Counter(counts))
+        told.append((root, Counter(counts)))
 
     monkeypatch.setattr(maintenance, "add_starts", add)
     store = Store(connect("redis://nowhere.invalid"))
@@ -47,6 +48,7 @@ async def test_each_start_is_reported_once_and_none_is_lost_while_redis_is_down(
     reporter = Maintenance(pod, Peers(Membership(store), Member("a")), lambda _shard: False)
     for late_ms in (0, 3, 3):
         pod.observer.started("test", late_ms)
+    pod.observer.failed("test", RETRIED)
     away = True
     with pytest.raises(Unavailable):
         await reporter.report_starts()
@@ -54,4 +56,7 @@ async def test_each_start_is_reported_once_and_none_is_lost_while_redis_is_down(
     away = False
     await reporter.report_starts()
     await reporter.report_starts()
-    assert told == [Counter({bucket_of(0): 1, bucket_of(3): 3})]
+    assert told == [
+        (keys.FIRED_ROOT, Counter({bucket_of(0): 1, bucket_of(3): 3})),
+        (keys.FAILED_ROOT, Counter({RETRIED: 1})),
+    ]

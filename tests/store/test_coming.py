@@ -9,8 +9,11 @@ import time_machine
 from tests.conftest import SharedServers
 from tests.store.acts import armed
 from tests.store.backends import open_store
+from timers.core.model import Status
+from timers.store import keys
 from timers.store.filters import Filter
-from timers.store.starts import add_starts, due_load, next_timers, past_starts, total
+from timers.store.queries import ended
+from timers.store.starts import FAILED, add_starts, due_load, next_timers, past_starts, total
 from timers.store.store import Arming, Store
 
 HOUR = 3_600_000
@@ -88,3 +91,28 @@ async def test_a_foreign_value_in_place_of_a_ring_is_moved_aside(real: Store) ->
     await add_starts(real, {1: 1})
     assert total((await past_starts(real))["hour"]) == {1: 1}
     assert await redis.delete("timers:{fired}:displaced:timers:{fired}:hour") == 1
+
+
+async def test_ends_and_failures_of_prefixes_are_counted_by_time_over_all_shards(servers: SharedServers) -> None:
+    async with open_store(servers, "redis", shards=4) as store:
+        redis, now_ms = store.connections.commands, await store.now_ms()
+        indexes = [(0, "finished:c:p", 0), (3, "finished:c:p", 60_000), (1, "retrying:p", 1)]
+        for shard, index, ms in indexes:
+            await redis.zadd(f"timers:{{{shard}}}:{index}", {f"t{shard}": now_ms - ms, "old": now_ms - 3 * HOUR})
+        wanted = {"p": [Status.COMPLETED, Status.RETRYING], "none": ()}
+        found = await ended(store, wanted, step_ms=HOUR, steps=2)
+        assert {status: sum(numbers) for status, numbers in found["p"].items()} == {
+            Status.COMPLETED: 2,
+            Status.RETRYING: 1,
+        }
+        assert found["p"][Status.COMPLETED][-1] >= 1
+        assert found["none"] == {}
+        for shard, index, _ in indexes:  # without a record
+            await redis.delete(f"timers:{{{shard}}}:{index}")
+
+
+async def test_failed_attempts_have_rings_of_their_own(frozen: Store) -> None:
+    await add_starts(frozen, {1: 2})
+    await add_starts(frozen, {FAILED: 3}, keys.FAILED_ROOT)
+    rings = await past_starts(frozen), await past_starts(frozen, keys.FAILED_ROOT)
+    assert [dict(total(ring["day"])) for ring in rings] == [{1: 2}, {FAILED: 3}]

@@ -430,6 +430,7 @@ PAGES: Final = (
     _page("bulk", "POST", "bulk", "write"),
     _page("failedPage", "GET", "failed", "read"),
     _page("prefixesPage", "GET", "prefixes", "read"),
+    _page("prefixPage", "GET", "prefixes/{prefix}", "read"),
     _page("actOnPrefix", "POST", "prefixes/{prefix}/{action}", "operate"),
     _page("podsPage", "GET", "pods", "read"),
     _page("serverPage", "GET", "server", "read"),

@@ -19,11 +19,10 @@ from rich.text import Text
 
 from timers.cli.shared import Format, Session, cell, complete_prefixes, run
 from timers.client.feed import Event, event_json
-from timers.client.fleet import Stats
 from timers.core.durations import in_units
 from timers.core.fields import check_prefix
 from timers.core.model import Status, Timer
-from timers.dashboard.overview import health
+from timers.dashboard.overview import Now, health, read_now
 from timers.dashboard.render import clock
 from timers.errors import Unavailable
 from timers.store.filters import Filter
@@ -98,7 +97,7 @@ class _Snapshot:
     """The results of one poll."""
 
     now_ms: int
-    stats: Stats
+    now: Now
     fired: Mapping[str, Ring]
     coming: Sequence[Timer]
     failures: Sequence[tuple[str, Ending]]
@@ -167,7 +166,7 @@ async def _poll(session: Session, prefix: str | None) -> _Snapshot:
     ]
     return _Snapshot(
         now_ms=await store.now_ms(),
-        stats=stats,
+        now=await read_now(store, stats),
         fired=await past_starts(store),
         coming=await next_timers(store, ROWS, Filter(prefix=prefix)),
         failures=sorted(failures, key=lambda failure: -failure[1].at_ms)[:ROWS],
@@ -193,8 +192,8 @@ def _page(
 
 
 def _health_lines(seen: _Snapshot, prefix: str | None, width: int) -> Sequence[RenderableType]:
-    by_status = {status: sum(counts.get(status, 0) for counts in seen.stats.counts.values()) for status in Status}
-    well = health(seen.stats, by_status, None if prefix is None else prefix.__eq__)
+    by_status = {status: sum(counts.get(status, 0) for counts in seen.now.stats.counts.values()) for status in Status}
+    found = health(seen.now, by_status, None if prefix is None else prefix.__eq__)
     rate = [sum(counts.values()) for counts in seen.fired["hour"].values()]
     late = quantiles_ms(total(seen.fired["hour"]))
     said = (
@@ -202,14 +201,14 @@ def _health_lines(seen: _Snapshot, prefix: str | None, width: int) -> Sequence[R
     )
     whole = "" if prefix is None else " (all prefixes)"
     return [
-        Text(well.said, style=_STYLES[well.level]),
-        *(Text(f"  {cell(reason)}") for reason in well.reasons),
+        Text(cell(found[0].said), style=_STYLES[found[0].level]),
+        *(Text(f"  {cell(trouble.said)}") for trouble in found[1:]),
         Text(),
         Text("   ".join(f"{status} {n:,}" for status, n in by_status.items())),
         Text(),
         Text(f"fired a minute  {rate[-2]:,}; {rate[-1]:,} in this one{whole}   late in the last hour  {said}"),
         Text(f"{_sparks(rate)[-max(1, width - len(_HOUR)) :]}{_HOUR}", style="cyan"),
-        Text(f"overdue  {in_units(seen.stats.overdue_ms)}   notifications  {seen.stats.notifications}"),
+        Text(f"overdue  {in_units(seen.now.stats.overdue_ms)}   notifications  {seen.now.stats.notifications}"),
     ]
 
 

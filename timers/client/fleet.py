@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, islice
 from math import inf
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final, cast
 
 from timers.core.answers import ByStatus, Lateness, PrefixAnswer, StatsAnswer
@@ -23,9 +23,13 @@ from timers.store.filters import ALL, Filter
 from timers.store.identity import Loss
 from timers.store.membership import DELIVERY_STATES, Declaration, Member, Membership, Roster
 from timers.store.notifications import is_time
+from timers.store.permits import Permits
 from timers.store.queries import Due
-from timers.store.starts import quantiles_ms
+from timers.store.starts import first_timers, quantiles_ms
 from timers.store.store import Queue, Store
+
+LATE_MS: Final = 2_000
+"""Timers overdue by more than this are late. It is twice the sweep interval."""
 
 NAMES_SHOWN: Final = 20
 """Shards or prefixes that one sentence names; callers can make up any number of prefixes."""
@@ -140,16 +144,20 @@ class PrefixView:
 @dataclass(frozen=True, slots=True)
 class Stats:
     """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed, `late_ms`
-    the same for timers that may run now (neither paused nor at a limit), `failing_ms` how long a timer that is tried
-    again has failed, `losses` is lost data that nobody has acknowledged, and `unserved` what no live pod serves."""
+    the same for timers that may run now (neither paused nor at a limit), `losses` is lost data that nobody has
+    acknowledged, and `retrying` is what `read_retrying` found."""
 
     counts: Mapping[str, Mapping[Status, int]]
     overdue_ms: int
     late_ms: int
-    pods: Sequence[Member]
+    fleet: Fleet
     losses: Sequence[Loss]
-    failing_ms: int = 0
-    unserved: Unserved = ALL_SERVED
+    retrying: Sequence[tuple[str, int, int]] = ()
+
+    @property
+    def pods(self) -> Sequence[Member]:
+        """The live pods by name."""
+        return self.fleet.roster.by_name
 
     @property
     def lateness_ms(self) -> Lateness:
@@ -206,10 +214,9 @@ async def read_stats(store: Store, wanted: Filter = ALL, *, by_prefix: bool = Tr
         counts,
         max(0, overdue_ms),
         max(0, late_ms),
-        fleet.roster.by_name,
+        fleet,
         list(store.identity.losses.values()),
-        max((ms for _, _, ms in await read_retrying(store, wanted)), default=0),
-        fleet.unserved,
+        await read_retrying(store, wanted),
     )
 
 
@@ -238,18 +245,43 @@ async def read_prefixes(store: Store) -> list[PrefixView]:
     ]
 
 
+async def read_blocked(store: Store, fleet: Fleet, covers: Callable[[str], bool], most: int) -> list[tuple[Timer, str]]:
+    """The first timer of each prefix of which something is due that nothing starts, and why, those first that have
+    waited longest: paused, at a limit, without a pod, or without room for too long. Raises Unavailable."""
+    unserved, late_ms = set(fleet.unserved.prefixes), fleet.now_ms - LATE_MS
+    waiting: dict[str, int] = {}
+    for due in sorted(fleet.due, key=attrgetter("since_ms")):
+        waits = due.kind == "blocked" or (due.kind == "ready" and (due.prefix in unserved or due.since_ms < late_ms))
+        if waits and covers(due.prefix):
+            waiting.setdefault(due.prefix, due.shard)
+    found: list[tuple[Timer, str]] = []
+    for prefix, shard in islice(waiting.items(), most):
+        why = await read_obstacle(store, fleet.roster, prefix, shard)
+        found += [(timer, why) for timer in await first_timers(store, shard, prefix, 1)]
+    return found
+
+
 async def read_story(store: Store, timer: Timer) -> list[str]:
     """The timer's life and answers, as `explain` tells them, with what its record does not know: who serves its prefix,
     pauses and limits. Raises Unavailable."""
     now_ms, shard = await store.now_ms(), store.shard_of(timer.prefix, timer.id)
-    until_ms, pause = await queries.holds(store, timer.prefix, shard)
+    hold = await queries.holds(store, timer.prefix, shard)
     is_due = timer.status is Status.SCHEDULED and timer.due_ms <= now_ms
-    obstacle = _obstacle(await Membership(store).read(), timer.prefix, shard, until_ms, pause) if is_due else ""
-    return explain(timer, now_ms, obstacle=obstacle, pause=pause)
+    roster = await Membership(store).read()
+    obstacle = await _obstacle(store, roster, timer.prefix, shard, hold) if is_due else ""
+    return explain(timer, now_ms, obstacle=obstacle, pause=hold[1])
 
 
-def _obstacle(roster: Roster, prefix: str, shard: int, until_ms: float | None, pause: Sequence[int]) -> str:
-    """What keeps the due timers of a queue from being claimed; empty if it is not known."""
+async def read_obstacle(store: Store, roster: Roster, prefix: str, shard: int) -> str:
+    """What keeps the due timers of a queue from being claimed; empty if it is not known. Raises Unavailable."""
+    return await _obstacle(store, roster, prefix, shard, await queries.holds(store, prefix, shard))
+
+
+async def _obstacle(
+    store: Store, roster: Roster, prefix: str, shard: int, hold: tuple[float | None, Sequence[int]]
+) -> str:
+    """As `read_obstacle`, from what `queries.holds` told."""
+    until_ms, pause = hold
     processor = roster.owner(prefix)
     serving = [member for member in roster.serving(prefix) if member.takes(shard)]
     if until_ms == inf:
@@ -259,9 +291,13 @@ def _obstacle(roster: Roster, prefix: str, shard: int, until_ms: float | None, p
         return f"no pod has ever declared a processor for {prefix!r}"
     if not serving:
         return f"no live pod serves {prefix!r} with the processor {processor!r}; start one"
+    at_once, _, rate = (limits := serving[0].limits_of(processor) or "a limit over all pods").partition(", ")
+    most = at_once.partition(" ")[0]
+    if most.isdecimal() and await Permits(store).in_use(prefix) >= int(most):
+        return f"its queue is at its concurrency limit ({at_once})"
     if until_ms is not None:
-        limits = serving[0].limits_of(processor) or "a limit over all pods"
-        return f"its queue is at its limit ({limits}); it is tried again at {format_time(int(until_ms))}"
+        said = f"rate limit ({rate})" if rate else f"limit ({limits})"
+        return f"its queue is at its {said}; it is tried again at {format_time(int(until_ms))}"
     if all(prefix in member.lacks for member in serving):
         return f"{serving[0].lacks[prefix]} (the user of {shortened([member.pod for member in serving])})"
     return f"the pods that serve it have not had room yet: {shortened([member.pod for member in serving])}"

@@ -6,14 +6,25 @@ from typing import Final, NamedTuple
 WIDTH: Final = 600
 HEIGHT: Final = 90
 
+Series = tuple[str, Sequence[int]]
+"""A name, which is also its colour (a class of the style sheet), and its values."""
+
 
 class Bar(NamedTuple):
-    """One bar. It stands on the base line; `said` is shown when the pointer is on it."""
+    """One bar, or a part of it. `name` is its series."""
 
+    name: str
     x: float
     y: float
     width: float
     height: float
+
+
+class Hit(NamedTuple):
+    """From `x` on over the whole height: where `said` is shown when the pointer is on it."""
+
+    x: float
+    width: float
     said: str
 
 
@@ -25,31 +36,38 @@ class Polyline(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart. `top` is the number at its upper edge, `labels` stand under it from left to right, and `said` is all of
-    it in words."""
+    """A chart of `bars` or of `lines`. `top` is the number at its upper edge, `labels` stand under it from left to
+    right, `names` are its series, and `said` is all of it in words."""
 
-    marks: Sequence[Bar] | Sequence[Polyline]
+    bars: Sequence[Bar]
+    hits: Sequence[Hit]
+    lines: Sequence[Polyline]
     top: int
     labels: Sequence[str]
+    names: Sequence[str]
     said: str
 
 
-def bars(values: Sequence[int], said: Sequence[str], labels: Sequence[str], summary: str) -> Chart:
-    """A chart with a bar for each value."""
-    top, step = nice(max(values, default=0)), WIDTH / max(1, len(values))
-    heights = [max(1.0, round(HEIGHT * value / top, 1)) if value else 0.0 for value in values]
-    made = [
-        Bar(round((i + 0.1) * step, 1), HEIGHT - height, round(step * 0.8, 1), height, said[i])
-        for i, height in enumerate(heights)
-    ]
-    return Chart(made, top, labels, summary)
+def bars(series: Sequence[Series], said: Sequence[str], labels: Sequence[str], summary: str) -> Chart:
+    """A chart with a bar for each place in the series, whose parts stand on each other, those of the first below."""
+    columns = list(zip(*(values for _, values in series), strict=True))
+    top, step = nice(max(map(sum, columns), default=0)), WIDTH / max(1, len(columns))
+    made: list[Bar] = []
+    for i, column in enumerate(columns):
+        floor = float(HEIGHT)
+        for (name, _), value in zip(series, column, strict=True):
+            if height := value and min(floor, max(1.0, round(HEIGHT * value / top, 1))):
+                floor = round(floor - height, 1)
+                made.append(Bar(name, round((i + 0.1) * step, 1), floor, round(step * 0.8, 1), height))
+    hits = [Hit(round(i * step, 1), round(step, 1), text) for i, text in enumerate(said)]
+    return Chart(made, hits, (), top, labels, [name for name, _ in series], summary)
 
 
 def lines(series: Sequence[tuple[str, Sequence[int | None]]], labels: Sequence[str], summary: str) -> Chart:
     """A chart with a line for each series. None leaves a hole."""
     top = nice(max((value for _, values in series for value in values if value is not None), default=0))
     pieces = [Polyline(name, points) for name, values in series for points in _pieces(values, top)]
-    return Chart(pieces, top, labels, summary)
+    return Chart((), (), pieces, top, labels, [name for name, _ in series], summary)
 
 
 def _pieces(values: Sequence[int | None], top: int) -> list[str]:

@@ -19,13 +19,14 @@ from timers.client.actions import TAKES, BulkAction, Counts, check_action
 from timers.core.answers import ActionAnswer
 from timers.core.fields import decode
 from timers.core.model import Status, Timer
-from timers.dashboard.site import Parts, pairs_of, show
+from timers.dashboard.site import Parts, page_of, pairs_of, show
 from timers.dashboard.timer import due_of
 from timers.errors import FieldError, InvalidInput, shown
 from timers.store.filters import Filter, Visible
 from timers.store.keys import identity_of
 from timers.store.listing import ORDER, Page, read_page
 from timers.store.queries import Group, error_group, groups
+from timers.store.store import Store
 
 PAGE: Final = 50
 PREFIXES_A_PAGE: Final = 20
@@ -34,7 +35,7 @@ SLICE_SECONDS: Final = 1.0
 NAMES: Final = ("prefix", "tag", "due_after", "due_before", "q", "error")
 """Conditions that come once. `status` may come several times."""
 
-_FAILING: Final = (Status.FAILED, Status.UNHANDLED, Status.RETRYING)
+FAILING: Final = (Status.FAILED, Status.UNHANDLED, Status.RETRYING)
 _PROGRESS: Final = TypeAdapter(ActionAnswer)
 
 
@@ -140,6 +141,18 @@ class BulkRequest:
         return BulkAction.parse(given)
 
 
+async def failures_of(store: Store, prefix: str, counts: Mapping[Status, int]) -> Mapping[str, Any]:
+    """How many timers of a prefix fail, of the statuses FAILING, and their groups, the largest first."""
+    found: list[Group] = []
+    looked_at = 0
+    for status in counts:
+        some, looked = await groups(store, prefix, status)
+        found += some
+        looked_at += looked
+    ordered = sorted(found, key=lambda group: -group.number)
+    return {"prefix": prefix, "counts": counts, "groups": ordered, "looked_at": looked_at}
+
+
 class ManyPages:
     """`/ui/timers`, `/ui/failed` and `/ui/bulk`."""
 
@@ -192,13 +205,12 @@ class ManyPages:
         covers = Filter().seen_by(visible_to(request)).covering()
         counts = await self._parts.client.counts()
         ended = {
-            prefix: {status: n for status in _FAILING if (n := by_status.get(status, 0))}
+            prefix: {status: n for status in FAILING if (n := by_status.get(status, 0))}
             for prefix, by_status in counts.items()
             if covers(prefix)
         }
         most = sorted((p for p, by_status in ended.items() if by_status), key=lambda p: (-sum(ended[p].values()), p))
-        given = request.query.get("page", "1")
-        at = max(1, int(given)) if given.isascii() and given.isdecimal() and len(given) < 6 else 1
+        at = page_of(request)
         shown = most[(at - 1) * PREFIXES_A_PAGE : at * PREFIXES_A_PAGE]
         return show(
             request,
@@ -206,22 +218,11 @@ class ManyPages:
             title="Failed and retrying",
             section="failed",
             now_ms=round(self._parts.store.clock.now_ms()),
-            prefixes=[await self._prefix(prefix, ended[prefix]) for prefix in shown],
+            prefixes=[await failures_of(self._parts.store, prefix, ended[prefix]) for prefix in shown],
             total=len(most),
             at=at,
             pages=-(-len(most) // PREFIXES_A_PAGE),
         )
-
-    async def _prefix(self, prefix: str, counts: Mapping[Status, int]) -> Mapping[str, Any]:
-        """How many timers of a prefix fail, and their groups, the largest first."""
-        found: list[Group] = []
-        looked_at = 0
-        for status in counts:
-            some, looked = await groups(self._parts.store, prefix, status)
-            found += some
-            looked_at += looked
-        ordered = sorted(found, key=lambda group: -group.number)
-        return {"prefix": prefix, "counts": counts, "groups": ordered, "looked_at": looked_at}
 
     async def bulk_page(self, request: web.Request) -> web.Response:
         """Answers 200 with the number of timers and the words to type."""

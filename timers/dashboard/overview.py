@@ -1,10 +1,11 @@
 """Owns the first page: whether all is well, what was fired, and what is due next."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
 
 from aiohttp import web
 
@@ -12,21 +13,23 @@ from timers.access import Scope
 from timers.api.auth import scope_of, visible_to
 from timers.api.body import refuse_query
 from timers.api.operations import route
-from timers.client.fleet import Stats, read_stats
+from timers.client.fleet import LATE_MS, Fleet, Stats, read_blocked, read_stats, shortened
 from timers.core.durations import in_units
+from timers.core.fields import is_own
 from timers.core.model import Status
 from timers.dashboard import charts
 from timers.dashboard.site import Parts, show
-from timers.store import alarms
+from timers.store import alarms, keys, queries
+from timers.store.checkup import is_full
 from timers.store.cooperative import CachedRead
 from timers.store.filters import Filter, Visible
+from timers.store.membership import Roster
 from timers.store.queries import FAILING_MS
-from timers.store.starts import Ring, due_load, next_timers, past_starts, quantiles_ms, total
+from timers.store.scripts import FULL
+from timers.store.starts import FAILED, RETRIED, Ring, due_load, next_timers, past_starts, quantiles_ms, total
+from timers.store.store import Store
 
 HOUR_MS: Final = 3_600_000
-LATE_MS: Final = 2_000
-"""Timers overdue by more than this are late. It is twice the sweep interval."""
-
 STATS_SECONDS: Final = 1.5
 LOAD_SECONDS: Final = 20.0
 LOAD_PATIENCE_SECONDS: Final = 0.02
@@ -38,65 +41,110 @@ SCOPES: Final = 16
 NEXT: Final = 8
 
 
+FAILING_SHOWN: Final = 3
+OWN_SHOWN: Final = 20
+"""How many prefixes are looked at, for the reasons why their timers fail."""
+
+MANY: Final = 10
+"""So many timers of a prefix that fail and are tried again are no chance, however short the time."""
+
 RINGS: Final = {"hour": "a minute", "day": "half an hour"}
 """What the charts of fired timers show, and what each bar is. They count timers of all prefixes."""
 
 
-Seen = tuple[Stats, Mapping[str, Ring], Sequence[alarms.Alarm]]
-"""The state of the service, the rings of past starts, and the alarms that ring."""
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """One sentence on the state of the service. `level` is `ok`, `warn` or `bad`; `reasons` are everything that is
-    wrong."""
+class Trouble(NamedTuple):
+    """Something that is wrong (`warn` or `bad`), and the page where one sees more: its address and what it is called.
+    Without an address there is none that the caller may open."""
 
     level: str
     said: str
-    reasons: Sequence[str]
+    where: str = ""
+    called: str = ""
 
 
-def health(stats: Stats, by_status: Mapping[Status, int], visible: Visible | None) -> Health:
-    """What an operator should know first; without figures over all prefixes for whoever sees only some."""
-    bad, warn = list(_bad(stats, visible)), list(_warnings(stats, by_status))
-    warn += stats.unserved.warnings() if visible is None else []
-    if bad:
-        return Health("bad", bad[0], [*bad[1:], *warn])
-    if warn:
-        return Health("warn", warn[0], warn[1:])
-    if visible is not None:
-        return Health("ok", "All is well.", ())
-    fired = stats.lateness_ms["p99"]
+class Now(NamedTuple):
+    """What tells whether all is well. `paused` are paused prefixes with due timers, `failing` says why timers of a
+    prefix fail and are tried again, and `calls` does so for the service's own: calls of hooks, messages of alarms."""
+
+    stats: Stats
+    is_full: bool = False
+    paused: Sequence[str] = ()
+    failing: Sequence[tuple[str, str]] = ()
+    calls: Sequence[tuple[str, str]] = ()
+
+
+class Seen(NamedTuple):
+    """What the page is made from."""
+
+    now: Now
+    fired: Mapping[str, Ring]
+    failed: Mapping[str, Ring]
+    ringing: Sequence[alarms.Alarm]
+
+
+FINE: Final = "All is well."
+
+
+def health(
+    seen: Now, by_status: Mapping[Status, int], visible: Visible | None, *, is_empty: bool = False
+) -> list[Trouble]:
+    """What an operator should know, the worst first, and what is wrong now before what failed in the past; without
+    figures over all prefixes for whoever sees only some. If nothing is wrong, one sentence of the level `ok`."""
+    found = [*_bad(seen, visible), *_warnings(seen, visible)]
+    for status, why in ((Status.UNHANDLED, ": no pod ran the processor they need."), (Status.FAILED, " for good.")):
+        if n := by_status[status]:
+            found.append(Trouble("warn", f"{n} {status}{why}", "/ui/failed", "Failures"))
+    if found:
+        return found
+    if visible is not None or is_empty:
+        return [Trouble("ok", f"{FINE} No timer has been armed yet." if is_empty else FINE)]
+    fired = seen.stats.lateness_ms["p99"]
     on_time = "Nothing has fired in the last five minutes." if fired is None else f"99 % start within {fired} ms."
-    return Health("ok", f"All is well. Timers fire on time. {on_time}", ())
+    return [Trouble("ok", f"{FINE} Timers fire on time. {on_time}")]
 
 
-def _bad(stats: Stats, visible: Visible | None) -> Sequence[str]:
-    found = [f"Data was lost: {loss}." for loss in stats.losses]
-    if found and visible is not None:
-        found = ["Data was lost. Whoever operates the service sees how much."]
-    lacks = {prefix: said for pod in stats.pods for prefix, said in pod.lacks.items()}
-    found += [f"Timers of {p!r} stand still: {said}." for p, said in lacks.items() if visible is None or visible(p)]
+def _bad(seen: Now, visible: Visible | None) -> Iterator[Trouble]:
+    stats = seen.stats
+    server = ("/ui/server", "Server") if visible is None else ("", "")
+    if stats.losses and visible is not None:
+        yield Trouble("bad", "Data was lost. Whoever operates the service sees how much.")
+    for loss in stats.losses if visible is None else ():
+        yield Trouble("bad", f"Data was lost: {loss}.", *server)
+    if seen.is_full:
+        yield Trouble("bad", f"{FULL}.", *server)
+    for prefix, said in {prefix: said for pod in stats.pods for prefix, said in pod.lacks.items()}.items():
+        if visible is None or visible(prefix):
+            yield Trouble("bad", f"Timers of {prefix!r} stand still: {said}.", *_page_of(prefix))
     if not any(pod.works for pod in stats.pods):
-        found.append("No worker is alive, so nothing fires until one starts.")
+        yield Trouble("bad", "No worker is alive, so nothing fires until one starts.", "/ui/pods", "Pods")
     elif stats.late_ms > LATE_MS:
-        found.append(f"Timers are late: the oldest has been due for {in_units(stats.late_ms)}.")
-    return found
+        since, where = in_units(stats.late_ms), "/ui/timers?status=scheduled&due_before=0s"
+        yield Trouble("bad", f"Timers are late: the oldest has been due for {since}.", where, "Due timers")
 
 
-def _warnings(stats: Stats, by_status: Mapping[Status, int]) -> Sequence[str]:
-    found = []
-    if stats.notifications != "ok" and any(pod.works for pod in stats.pods):
+def _warnings(seen: Now, visible: Visible | None) -> Iterator[Trouble]:
+    stats, unserved = seen.stats, seen.stats.fleet.unserved
+    works = any(pod.works for pod in stats.pods)
+    for prefix, said in seen.failing:
+        yield Trouble("warn", said, *_page_of(prefix))
+    for prefix, said in seen.calls if visible is None else ():
+        where = f"/ui/timers?{urlencode({'prefix': prefix, 'status': 'retrying'})}"
+        yield Trouble("warn", said, where, "Calls")
+    if unserved.shards and visible is None:
+        yield Trouble("warn", f"Shards without a live pod: {shortened(unserved.shards)}.", "/ui/pods", "Pods")
+    for prefixes, why in ((unserved.prefixes, "no live pod serves"), (seen.paused, "somebody has paused")):
+        shown = [prefix for prefix in prefixes if not is_own(prefix) and (visible is None or visible(prefix))]
+        if shown and works:
+            page = _page_of(shown[0]) if len(shown) == 1 else ("/ui/prefixes", "Prefixes")
+            yield Trouble("warn", f"Timers are due, but {why} {shortened(shown)}.", *page)
+    if stats.notifications != "ok" and works:
         how = "arrive late" if stats.notifications == "late" else "do not arrive"
-        found.append(f"Redis's notifications {how}: the sweep finds timers, up to a second late.")
-    if stats.failing_ms > FAILING_MS:
-        n = by_status.get(Status.RETRYING, 0)
-        found.append(f"{n} failed and are tried again, the first for {in_units(stats.failing_ms)}.")
-    if n := by_status.get(Status.UNHANDLED, 0):
-        found.append(f"{n} unhandled: no pod ran the processor they need.")
-    if n := by_status.get(Status.FAILED, 0):
-        found.append(f"{n} failed and need attention.")
-    return found
+        said = f"Redis's notifications {how}: the sweep finds timers, up to a second late."
+        yield Trouble("warn", said, *(("/ui/server", "Server") if visible is None else ("/ui/pods", "Pods")))
+
+
+def _page_of(prefix: str) -> tuple[str, str]:
+    return f"/ui/prefixes/{prefix}", prefix
 
 
 class OverviewPage:
@@ -123,12 +171,16 @@ class OverviewPage:
         """Answers 200 with the page."""
         refuse_query(request)
         visible, now_ms = visible_to(request), round(self._parts.store.clock.now_ms())
-        stats, fired, ringing = await self._seen(visible)
+        seen = await self._seen(visible)
+        stats = seen.now.stats
         by_status = dict.fromkeys(Status, 0)
         for counts in stats.counts.values():
             for status, n in counts.items():
                 by_status[status] += n
-        coming = await next_timers(self._parts.store, NEXT, Filter().seen_by(visible))
+        rings = [fired_charts(name, ring, seen.failed[name]) for name, ring in seen.fired.items()]
+        wanted = Filter().seen_by(visible)
+        is_empty = not any(by_status.values()) and not any(ring["total"] for ring in rings)
+        rows = await due_rows(self._parts.store, stats.fleet, wanted)
         # Last, because counting keeps the server busy.
         load = await self._load(scope_of(request)).soon(self._load_patience_seconds)
         return show(
@@ -137,62 +189,140 @@ class OverviewPage:
             title="Overview",
             section="overview",
             now_ms=now_ms,
-            health=health(stats, by_status, visible),
-            alarms=ringing,
+            health=health(seen.now, by_status, visible, is_empty=is_empty),
+            alarms=seen.ringing,
             by_status=by_status,
             stats=stats,
             working=[pod for pod in stats.pods if pod.works],
-            rings=[_ring(name, step, fired[name]) for name, step in RINGS.items() if name in fired],
+            rings=rings,
             load=load and _load_chart(load[0], now_ms),
             load_is_whole=load is None or load[1],
-            next=coming,
+            first=await self._first(request, stats.fleet.roster, wanted.covering()) if is_empty else None,
+            **rows,
         )
+
+    async def _first(self, request: web.Request, roster: Roster, covers: Visible) -> Mapping[str, Any]:
+        """What an example of a first timer needs: a prefix that the caller may use, if possible one with a live pod and
+        without an effect, and the addresses of this service and of its server."""
+        known = sorted(filter(covers, roster.declared), key=lambda p: (not roster.serving(p), p != "log", p))
+        prefix = known[0] if known else "hello"
+        is_secure = request.secure or request.headers.get("X-Forwarded-Proto") == "https"
+        origin = f"{'https' if is_secure else 'http'}://{request.host}"
+        sees_all = scope_of(request).is_everything
+        return {
+            "prefix": prefix,
+            "is_declared": bool(known),
+            "url": shlex.quote(f"{origin}/v1/timers/{prefix}/first"),
+            "redis_cli": f"redis-cli {self._parts.store.connections.options}" if sees_all else "redis-cli",
+            "needs_key": await self._parts.auth.asks_for_keys(),
+        }
 
     async def _seen(self, visible: Visible | None) -> Seen:
         """What the page shows; who does not see all prefixes sees neither starts nor alarms."""
+        seen = await self._whole.get()
         if visible is None:
-            return await self._whole.get()
-        return await self._parts.client.stats(visible=visible), {}, []
+            return seen
+        stats = await self._parts.client.stats(visible=visible)
+        now = seen.now._replace(stats=stats, failing=await _failing(self._parts.store, stats))
+        return Seen(now, {}, {}, [])
 
     async def _read(self) -> Seen:
         store = self._parts.store
-        return await read_stats(store, by_prefix=False), await past_starts(store), await alarms.ringing(store)
+        return Seen(
+            await read_now(store, await read_stats(store, by_prefix=False)),
+            await past_starts(store),
+            await past_starts(store, keys.FAILED_ROOT),
+            await alarms.ringing(store),
+        )
 
     async def _loaded(self, scope: Scope) -> tuple[Sequence[int], bool]:
         visible = None if scope.is_everything else scope.covers
         return await due_load(self._parts.store, step_ms=HOUR_MS, steps=24, wanted=Filter().seen_by(visible))
 
 
-def _ring(name: str, step: str, ring: Ring) -> Mapping[str, Any]:
-    """The data of a ring: how many timers fired in each step, and how late."""
+async def read_now(store: Store, stats: Stats) -> Now:
+    """What else tells whether all is well. Raises Unavailable."""
+    paused = {due.prefix for due in stats.fleet.due if due.kind == "blocked" and not is_own(due.prefix)}
+    return Now(
+        stats,
+        await is_full(store.connections.commands),
+        sorted(paused.intersection(await queries.paused(store) if paused else ())),
+        await _failing(store, stats),
+        await _failing_calls(store, stats.fleet.roster),
+    )
+
+
+async def _failing(store: Store, stats: Stats) -> list[tuple[str, str]]:
+    """Why timers fail and are tried again, of the prefixes where many do, or one has for long."""
+    found: list[tuple[str, str]] = []
+    for prefix, n, ms in [each for each in stats.retrying if each[1] >= MANY or each[2] > FAILING_MS][:FAILING_SHOWN]:
+        newest = await queries.endings(store, prefix, Status.RETRYING, 1)
+        why = queries.error_text(newest[0].error) if newest else queries.NO_ERROR
+        found.append((prefix, f"{n} of {prefix} failed and are tried again, the first for {in_units(ms)}: {why}."))
+    return found
+
+
+async def _failing_calls(store: Store, roster: Roster) -> list[tuple[str, str]]:
+    """Why calls of hooks and messages of alarms do not arrive."""
+    found: list[tuple[str, str]] = []
+    for prefix in [prefix for prefix in sorted(roster.declared) if is_own(prefix)][:OWN_SHOWN]:
+        if newest := await queries.endings(store, prefix, Status.RETRYING, 1):
+            why = queries.error_text(newest[0].error)
+            found.append((prefix, f"Calls of hooks or messages of alarms do not arrive ({prefix}): {why}."))
+    return found[:FAILING_SHOWN]
+
+
+async def due_rows(store: Store, fleet: Fleet, wanted: Filter) -> Mapping[str, Any]:
+    """What is due next, and the first timers of prefixes with due timers that nothing starts, with the reason."""
+    covers = wanted.covering()
+    blocked = await read_blocked(store, fleet, covers, NEXT)
+    if waiting := {timer.prefix for timer, _ in blocked}:  # these must not hide what may run
+        wanted = wanted.seen_by(lambda prefix: prefix not in waiting and covers(prefix))
+    return {"blocked": blocked, "next": await next_timers(store, NEXT, wanted)}
+
+
+def fired_charts(name: str, ring: Ring, failures: Ring) -> Mapping[str, Any]:
+    """The data of a ring: how many timers fired in each step, how many attempts failed, and how late they were."""
     slots = list(ring)
     fired = [sum(counts.values()) for counts in ring.values()]
+    failed, retried = ([failures.get(at_ms, {}).get(kind, 0) for at_ms in slots] for kind in (FAILED, RETRIED))
+    fine = [max(0, n - f - r) for n, f, r in zip(fired, failed, retried, strict=True)]
     late = [quantiles_ms(counts) for counts in ring.values()]
     overall = quantiles_ms(total(ring))
-    labels = [_clock(slots[0]), _clock(slots[len(slots) // 2]), "now"]
+    labels = [clock_of(slots[0]), clock_of(slots[len(slots) // 2]), "now"]
     said = [
-        f"{_clock(at_ms)}: {n} fired" + (f", late p50 {q['p50']} ms, p99 {q['p99']} ms" if n else "")
-        for at_ms, n, q in zip(slots, fired, late, strict=True)
+        f"{clock_of(at_ms)}: {n} fired{_failures(f, r)}" + (f", late p50 {q['p50']} ms, p99 {q['p99']} ms" if n else "")
+        for at_ms, n, f, r, q in zip(slots, fired, failed, retried, late, strict=True)
     ]
-    summary = f"{sum(fired)} fired in the last {name}, at most {max(fired)} in {step}"
+    summary = f"{sum(fired)} fired in the last {name}{_failures(sum(failed), sum(retried))}"
     lateness = f"Lateness in the last {name}: p50 {overall['p50']} ms, p99 {overall['p99']} ms, max {overall['max']} ms"
     return {
         "name": name,
-        "step": step,
+        "step": RINGS[name],
         "total": sum(fired),
         "latest": fired[-2],
         "overall": overall,
-        "fired": charts.bars(fired, said, labels, summary),
+        "fired": charts.bars(
+            [("failed", failed), ("retrying", retried), ("fired", fine)],
+            said,
+            labels,
+            f"{summary}, at most {max(fired)} in {RINGS[name]}",
+        ),
         "late": charts.lines([("p99", [q["p99"] for q in late]), ("p50", [q["p50"] for q in late])], labels, lateness),
     }
 
 
+def _failures(failed: int, retried: int) -> str:
+    return (f", {retried} tried again" if retried else "") + (f", {failed} failed for good" if failed else "")
+
+
 def _load_chart(counts: Sequence[int], now_ms: int) -> charts.Chart:
     hours = [now_ms + hour * HOUR_MS for hour in range(len(counts))]
-    said = [f"{_clock(at)} to {_clock(at + HOUR_MS)}: {n} due" for at, n in zip(hours, counts, strict=True)]
+    said = [f"{clock_of(at)} to {clock_of(at + HOUR_MS)}: {n} due" for at, n in zip(hours, counts, strict=True)]
     summary = f"{sum(counts)} timers are due in the next 24 hours, at most {max(counts)} in an hour"
-    return charts.bars(counts, said, ["now", "in 12 h", "in 24 h"], summary)
+    return charts.bars([("due", counts)], said, ["now", "in 12 h", "in 24 h"], summary)
 
 
-def _clock(ms: int) -> str:
+def clock_of(ms: int) -> str:
+    """A time of day: `06:30 UTC`."""
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%H:%M UTC")

@@ -1,30 +1,51 @@
 """Owns the pages about the service: prefixes, pods, the server and API keys."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final
 
 from aiohttp import web
 
 from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights
-from timers.api.auth import acting, caller_of, require_visible, visible_to
+from timers.api.auth import acting, caller_of, nothing_of, require_visible, visible_to
 from timers.api.operations import route
 from timers.client.doctor import examine
-from timers.client.fleet import read_prefixes
-from timers.core.durations import MINUTE_MS
+from timers.client.fleet import LATE_MS, PrefixView, read_obstacle, read_prefixes
 from timers.core.fields import OWN_PREFIXES, is_own
 from timers.core.hooks import Hook
+from timers.core.model import Status, Timer
+from timers.dashboard.charts import Chart, bars
+from timers.dashboard.many import FAILING, failures_of
+from timers.dashboard.overview import clock_of
 from timers.dashboard.render import redirect
-from timers.dashboard.site import Parts, form_of, is_admin, number_of, pairs_of, show
+from timers.dashboard.site import Parts, form_of, is_admin, number_of, page_of, pairs_of, show
 from timers.errors import Forbidden, InvalidInput, shown
 from timers.store import alarms, outbox, queries
 from timers.store.callers import REVOKED
 from timers.store.checkup import server_facts
-from timers.store.cooperative import CachedRead
+from timers.store.cooperative import CachedRead, cooperatively
 from timers.store.filters import Filter
+from timers.store.listing import read_page
+from timers.store.membership import Membership
+from timers.store.starts import bucket_of, quantiles_ms
+from timers.store.store import Store
 
-PREFIXES_A_PAGE: Final = 100
+PREFIXES_A_PAGE: Final = 30
+DUE_SHOWN: Final = 8
 VIEWS_SECONDS: Final = 1.5
+LOOK_SECONDS: Final = 3.0
+LOOKS: Final = 16
+"""How long what the page of a prefix shows counts, and for how many prefixes it is kept."""
+
+STARTS_FROM: Final = 50
+"""Timers that tell how late a prefix is: so many that completed last, and so many that are due next and ran before."""
+
+PERIODS: Final = {"hour": (12, 300_000, "five minutes"), "day": (24, 3_600_000, "an hour")}
+"""What the charts of a prefix show: the number of bars, the ms of each, and that in words."""
+
 CHECKS_SECONDS: Final = 30.0
 """How long the doctor's findings count. The doctor waits for an event and reads many keys, so it does not run at
 every refresh."""
@@ -35,13 +56,15 @@ class ServicePages:
 
     def __init__(self, parts: Parts, *, views_seconds: float = VIEWS_SECONDS) -> None:
         self._parts, self._client, self._views_seconds = parts, parts.client, views_seconds
-        self._prefixes = CachedRead(lambda: read_prefixes(parts.store), views_seconds)
+        self._prefixes = CachedRead(lambda: _worst_first(parts.store), views_seconds)
+        self._looks = lru_cache(LOOKS)(lambda prefix: CachedRead(lambda: self._look(prefix), LOOK_SECONDS))
         self._checks = CachedRead(lambda: examine(parts.store), CHECKS_SECONDS)
 
     def routes(self) -> Sequence[web.RouteDef]:
         """The routes to add to an application."""
         return (
             route("prefixesPage", self.prefixes),
+            route("prefixPage", self.prefix),
             route("actOnPrefix", self.act_on_prefix),
             route("podsPage", self.pods),
             route("serverPage", self.server),
@@ -52,27 +75,89 @@ class ServicePages:
         )
 
     async def prefixes(self, request: web.Request) -> web.Response:
-        """Answers 200 with the prefixes that the caller may see, a page at a time."""
-        words = request.query.get("q", "").strip()
+        """Answers 200 with the prefixes that the caller may see, a page at a time, those with trouble first."""
+        words, at = request.query.get("q", "").strip(), page_of(request)
         asked = Filter(prefix=f"{OWN_PREFIXES}*" if is_own(words) else None).seen_by(visible_to(request))
         covers = asked.covering()
         found = [view for view in await self._prefixes.get() if words in view.prefix and covers(view.prefix)]
-        after = request.query.get("after", "")
-        rest = [view for view in found if view.prefix > after]
-        views, now_ms = rest[:PREFIXES_A_PAGE], round(self._parts.store.clock.now_ms())
-        with_ends = [view.prefix for view in views if any(status.finished for status in view.counts)]
+        views = found[(at - 1) * PREFIXES_A_PAGE : at * PREFIXES_A_PAGE]
         return show(
             request,
             "prefixes",
             title="Prefixes",
             section="prefixes",
-            now_ms=now_ms,
+            now_ms=round(self._parts.store.clock.now_ms()),
             views=views,
-            ended=await queries.ended(self._parts.store, with_ends, now_ms - MINUTE_MS),
+            ended=await self._ended("hour", {view.prefix: view.counts for view in views}),
             total=len(found),
-            more=rest[PREFIXES_A_PAGE - 1].prefix if len(rest) > PREFIXES_A_PAGE else None,
+            at=at,
+            pages=-(-len(found) // PREFIXES_A_PAGE),
             words=words,
         )
+
+    async def prefix(self, request: web.Request) -> web.Response:
+        """Answers 200 with a prefix, or 404 if there is no such prefix."""
+        prefix = request.match_info["prefix"]
+        require_visible(request, prefix)
+        views = {view.prefix: view for view in await self._prefixes.get()}
+        if prefix not in views:
+            views = {view.prefix: view for view in await self._prefixes.since(time.monotonic())}
+        if prefix not in views:
+            raise nothing_of(prefix)
+        view, store = views[prefix], self._parts.store
+        looked = await self._looks(prefix).get()
+        scheduled = await read_page(store, Filter(prefix=prefix, status=(Status.SCHEDULED,)), limit=DUE_SHOWN)
+        now_ms, coming, blocked = round(store.clock.now_ms()), scheduled.items, list[tuple[Timer, str]]()
+        if coming and coming[0].due_ms < now_ms - LATE_MS:
+            first, roster = coming[0], await Membership(store).read()
+            blocked = [(first, await read_obstacle(store, roster, prefix, store.shard_of(prefix, first.id)))]
+        return show(
+            request,
+            "prefix",
+            title=prefix,
+            section="prefixes",
+            now_ms=now_ms,
+            view=view,
+            blocked=blocked,
+            next=coming[len(blocked) :],
+            periods=PERIODS,
+            **looked,
+        )
+
+    async def _look(self, prefix: str) -> Mapping[str, Any]:
+        """What ended in the last hour and day, why timers fail, and how late the newest runs began."""
+        counts: dict[Status, int] = {}
+        async for _, _, status, n in queries.counted(self._parts.store, prefix):
+            counts[status] = counts.get(status, 0) + n
+        failing: dict[Status, int] = {status: counts[status] for status in FAILING if status in counts}
+        starts = Counter[int]()
+        for status in (Status.COMPLETED, Status.SCHEDULED):
+            wanted = Filter(prefix=prefix, status=(status,))
+            page = await read_page(self._parts.store, wanted, limit=STARTS_FROM, newest=status is Status.COMPLETED)
+            entries = [entry for timer in page.items for entry in timer.history]
+            starts.update(bucket_of(entry.lateness_ms) for entry in entries if entry.lateness_ms is not None)
+        return {
+            "charts": {name: (await self._ended(name, {prefix: counts}))[prefix] for name in PERIODS},
+            "failures": await failures_of(self._parts.store, prefix, failing),
+            "late": quantiles_ms(starts),
+            "starts": starts.total(),
+        }
+
+    async def _ended(self, period: str, counts: Mapping[str, Mapping[Status, int]]) -> Mapping[str, tuple[int, Chart]]:
+        """By prefix, how many of its timers ended in the hour or the day, and a chart of them."""
+        steps, step_ms, _ = PERIODS[period]
+        store, made = self._parts.store, dict[str, tuple[int, Chart]]()
+        begins = round(store.clock.now_ms()) // step_ms * step_ms - (steps - 1) * step_ms
+        for prefix, found in (await queries.ended(store, counts, step_ms=step_ms, steps=steps)).items():
+            series = [(str(status), found.get(status, [0] * steps)) for status in (*FAILING, Status.COMPLETED)]
+            said = [
+                f"{clock_of(begins + i * step_ms)}: {_said(values)}"
+                for i, values in enumerate(zip(*(values for _, values in series), strict=True))
+            ]
+            total = [sum(values) for _, values in series]
+            labels = [clock_of(begins), "now"]
+            made[prefix] = sum(total), bars(series, said, labels, f"{prefix} in the last {period}: {_said(total)}")
+        return made
 
     async def act_on_prefix(self, request: web.Request) -> web.Response:
         """Answers 303 back to the prefixes, after pausing or resuming a prefix or taking back its declaration."""
@@ -88,7 +173,7 @@ class ServicePages:
         if action not in acts:
             raise web.HTTPNotFound(text=f"{shown(action)} is not an action for a prefix")
         await acts[action](prefix)
-        self._prefixes = CachedRead(lambda: read_prefixes(self._parts.store), self._views_seconds)
+        self._prefixes = CachedRead(lambda: _worst_first(self._parts.store), self._views_seconds)
         return redirect(f"/ui/prefixes?q={prefix}")
 
     async def pods(self, request: web.Request) -> web.Response:
@@ -169,6 +254,27 @@ class ServicePages:
         await form_of(request)
         await self._parts.callers.revoke(request.match_info["key"])
         return redirect("/ui/keys")
+
+
+def _said(numbers: Iterable[int]) -> str:
+    """The numbers of one place in a chart, in words."""
+    named = zip((*FAILING, Status.COMPLETED), numbers, strict=True)
+    return ", ".join(f"{n} {status}" for status, n in named if n) or "nothing ended"
+
+
+async def _worst_first(store: Store) -> list[PrefixView]:
+    """The prefixes, those with trouble first: those of which nothing runs, then by how many timers fail."""
+    views, now_ms = await read_prefixes(store), store.clock.now_ms()
+
+    def trouble(view: PrefixView) -> tuple[bool, int, int]:
+        is_late = view.next_due_ms is not None and view.next_due_ms < now_ms - LATE_MS
+        failed = view.counts.get(Status.FAILED, 0) + view.counts.get(Status.UNHANDLED, 0)
+        return is_late, failed, view.counts.get(Status.RETRYING, 0)
+
+    worst = [(found, view) async for view in cooperatively(views) if any(found := trouble(view))]
+    worst.sort(key=lambda each: each[0], reverse=True)
+    bad = {view.prefix for _, view in worst}
+    return [view for _, view in worst] + [view for view in views if view.prefix not in bad]
 
 
 def _require_admin(request: web.Request) -> None:

@@ -89,6 +89,12 @@ def number_of(form: Mapping[str, str], name: str) -> int | None:
     return int(text) if text else None
 
 
+def page_of(request: web.Request) -> int:
+    """The number of the page that is asked for, from 1."""
+    given = request.query.get("page", "1")
+    return max(1, int(given)) if given.isascii() and given.isdecimal() and len(given) < 6 else 1
+
+
 class Guard:
     """The middleware around all pages. It runs inside the one that answers with problems."""
 

@@ -68,7 +68,7 @@ class TimerPages:
 
     async def _page(self, request: web.Request, refused: str = "") -> web.Response:
         timer = await self._client.get(*_identity(request))
-        now_ms = round(self._parts.store.clock.now_ms())
+        now_ms, once = round(self._parts.store.clock.now_ms()), _once(timer.last_error)
         return show(
             request,
             "timer",
@@ -77,7 +77,8 @@ class TimerPages:
             section="timers",
             now_ms=now_ms,
             timer=timer,
-            answers=(await read_story(self._parts.store, timer))[len(timer.history) :],
+            answers=[once(line) for line in (await read_story(self._parts.store, timer))[len(timer.history) :]],
+            once=once,
             attempts=attempts(timer.history)[::-1],
             punctual_ms=PUNCTUAL_MS,
             occurrences=list(occurrences(timer)),
@@ -157,6 +158,18 @@ def due_of(when: str) -> Mapping[str, Any]:
     if len(when) > 10 and ("T" in when or when.isdecimal()) and not when.startswith("P"):
         return {"due_at": int(when) if when.isdecimal() and len(when) < 16 else when}
     return {"delay": when}
+
+
+def _once(error: Mapping[str, Any] | None) -> Callable[[str], str]:
+    """A function that leaves the last error out of a line about the timer, because the page shows it in full."""
+    reason = str((error or {}).get("reason", ""))
+    named = f"{(error or {}).get('type', '')}: {reason}"
+
+    def shorten(line: str) -> str:
+        before, told, said = line.partition("; the last error: ")
+        return before if told and reason and said.startswith(reason) else line.replace(named, "the error above")
+
+    return shorten if error else str
 
 
 def _identity(request: web.Request) -> tuple[str, str]:

@@ -3,7 +3,7 @@ nobody serves `unhandled`, and repairs indexes and counts. Each call is small, s
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Final
@@ -12,6 +12,7 @@ from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.engine.supervisor import Services
 from timers.logs import get_logger
+from timers.store import keys
 from timers.store.starts import add_starts
 from timers.store.upkeep import audit, prune
 
@@ -52,7 +53,7 @@ class Maintenance:
         self._options = pod.options
         self._cursors: dict[int, str] = {}
         self._unserved_since: dict[tuple[int, str], float] = {}
-        self._reported: Counter[int] = Counter()
+        self._reported = defaultdict[str, Counter[int]](Counter)
 
     @property
     def services(self) -> Services:
@@ -165,12 +166,14 @@ class Maintenance:
             await self.report_starts()
 
     async def report_starts(self) -> None:
-        """Add this pod's starts since the last time to those of the fleet, if there were any. Raises Unavailable and
-        then loses nothing."""
-        starts = Counter(self._pod.observer.starts)
-        if counts := starts - self._reported:
-            await add_starts(self._pod.store, counts)
-            self._reported = starts
+        """Add this pod's starts and failed attempts since the last time to those of the fleet, if there were any.
+        Raises Unavailable and then loses nothing."""
+        observer = self._pod.observer
+        for root, numbers in ((keys.FIRED_ROOT, observer.starts), (keys.FAILED_ROOT, observer.failures)):
+            counted = Counter(numbers)
+            if counts := counted - self._reported[root]:
+                await add_starts(self._pod.store, counts, root)
+                self._reported[root] = counted
 
 
 async def repeat(work: Callable[[], Awaitable[None]], seconds: float) -> None:

@@ -116,6 +116,8 @@ class Observer:
     def __init__(self) -> None:
         self.starts = defaultdict[int, int](int)  # a Counter takes twice as long to count
         """All starts of this pod by lateness bucket."""
+        self.failures = defaultdict[int, int](int)
+        """All failed attempts of this pod: RETRIED, or FAILED."""
         self._starts_by = deque([(time.monotonic(), Counter[int]())])
 
     def recent_starts(self) -> dict[int, int]:
@@ -135,6 +137,11 @@ class Observer:
         """A run started this late."""
         if not is_own(prefix):
             self.starts[bucket_of(lateness_ms)] += 1
+
+    def failed(self, prefix: str, bucket: int) -> None:
+        """An attempt failed: RETRIED or FAILED."""
+        if not is_own(prefix):
+            self.failures[bucket] += 1
 
     def ended(self, prefix: str, outcome: str, seconds: float) -> None:
         """A run ended after this many seconds; `outcome` is how."""

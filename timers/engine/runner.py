@@ -28,6 +28,7 @@ from timers.engine.threads import Threads, ThreadTimers
 from timers.logs import get_logger, running
 from timers.processor import BlockingContext, Context, Limits
 from timers.store.permits import Permit
+from timers.store.starts import FAILED, RETRIED
 from timers.store.store import Claimed, Identity, Settlement
 
 IGNORED_CANCEL_SECONDS: Final = 1.0
@@ -266,6 +267,9 @@ class Runner:
             transition = self._decided(run, outcome)
             if transition.cause[0] == "retry":
                 self._observer.count("retries", prefix)
+                self._observer.failed(prefix, RETRIED)
+            elif transition.cause[0] == "failed":  # the timer, or this occurrence of it
+                self._observer.failed(prefix, FAILED)
             self._runs.put(run, Settlement(timer, transition, run.timings(now)))
         if run.span is not None:
             end_span(run.span, kind, outcome)

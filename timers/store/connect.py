@@ -167,6 +167,13 @@ class Connections:
         """The name of the Redis user."""
         return str(self.commands.connection_pool.connection_kwargs.get("username") or "default")
 
+    @property
+    def options(self) -> str:
+        """What makes `redis-cli` reach this db, without user and password."""
+        given = self.commands.connection_pool.connection_kwargs
+        place = f"-s {given['path']}" if "path" in given else f"-h {given.get('host')} -p {given.get('port')}"
+        return f"{place}{' --tls' if 'ssl_cert_reqs' in given else ''} -n {self.db}"
+
     def dedicated(self) -> DedicatedConnection:
         """A connection outside the pools for one caller. It is not yet open; `close` closes it with all others."""
         connection = DedicatedConnection(

@@ -24,6 +24,9 @@ ACCESS_ROOT: Final = "timers:{access}:"
 FIRED_ROOT: Final = "timers:{fired}:"
 """Root of the rings of past starts in the last hour and day."""
 
+FAILED_ROOT: Final = f"{FIRED_ROOT}failed_"
+"""Root of the rings of failed attempts, in the same hash slot."""
+
 WHOLE: Final = "~"
 """What the index of a shard's prefixes holds once it is whole; it stands behind every prefix."""
 

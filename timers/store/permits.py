@@ -14,7 +14,7 @@ from typing import Any, Final
 from timers.processor import Limits
 from timers.store import keys
 from timers.store.connect import DedicatedConnection
-from timers.store.scripts import Argument, ScriptCall
+from timers.store.scripts import Argument, ScriptCall, read
 from timers.store.store import Store
 
 BATCH: Final = 500
@@ -87,6 +87,12 @@ class Permits:
                 await self._store.run_all([call], via)
         finally:
             kept.set_result(None)
+
+    async def in_use(self, prefix: str) -> int:
+        """How many permits of a prefix are held. Changes nothing."""
+        name, now_ms = f"{keys.limits_root(prefix)}permits", self._store.clock.now_ms()
+        (held,) = await read(self._store.connections.commands, lambda asked: asked.zcount(name, now_ms, "+inf"), 0)
+        return int(held)
 
     async def next_shards(self, prefixes: Sequence[str]) -> dict[str, int | None]:
         """For the holder of the only permit of each prefix: the shard with its earliest timer. None if there is none,

@@ -4,7 +4,7 @@ Unavailable."""
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any, Final, NamedTuple
@@ -71,16 +71,22 @@ def error_group(error: Mapping[str, Any] | None) -> str:
     """What errors of one kind have in common: their type and reason, with `#` for each number or hash."""
     if not error:
         return NO_ERROR
-    said = f"{error.get('type', '')}: {error.get('reason', '')}"[:LOOKED_AT_CHARACTERS]
-    return _VARYING.sub("#", " ".join(said.split()))[:GROUP_LIMIT_CHARACTERS]
+    return _VARYING.sub("#", error_text(error)[:LOOKED_AT_CHARACTERS])[:GROUP_LIMIT_CHARACTERS]
+
+
+def error_text(error: Mapping[str, Any]) -> str:
+    """An error on one line: its type and reason."""
+    return " ".join(f"{error.get('type', '')}: {error.get('reason', '')}".split()) if error else NO_ERROR
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Timers of a prefix and status with the same error: how many of those looked at, and the newest."""
+    """Timers of a prefix and status with the same error: how many of those looked at, and the newest with its own
+    text."""
 
     status: Status
     error: str
+    example: str
     number: int
     newest_id: str
     newest_ms: int
@@ -238,17 +244,27 @@ async def holds(store: Store, prefix: str, shard: int) -> tuple[float | None, Se
     return blocked, [int(ms) for ms in (pause or b"").split() if ms.isdigit()]
 
 
-async def ended(store: Store, prefixes: Sequence[str], since_ms: int) -> Counter[str]:
-    """How many timers of each prefix have completed, failed or become unhandled since then."""
-    indexes = [(prefix, letter) for prefix in prefixes for letter in "cfu"]
+ENDED: Final = (Status.COMPLETED, Status.FAILED, Status.UNHANDLED, Status.RETRYING)
+"""The statuses that `ended` counts."""
 
-    numbers = await store.of_shards(
-        lambda asked, root: [asked.zcount(f"{root}finished:{c}:{prefix}", since_ms, "+inf") for prefix, c in indexes],
-        0,
-    )
-    found = Counter[str]()
-    for (prefix, _), n in zip(cycle(indexes), numbers, strict=False):
-        found[prefix] += n
+
+async def ended(
+    store: Store, wanted: Mapping[str, Container[Status]], *, step_ms: int, steps: int
+) -> dict[str, dict[Status, list[int]]]:
+    """For each prefix and those statuses of ENDED that it has, how many of its timers ended that way, or began to fail,
+    in each of the last steps of time, the current one last. What was tried again, purged or has left by its retention
+    is not counted, nor a repeating timer before its last run."""
+    indexes = [(prefix, status) for prefix, known in wanted.items() for status in ENDED if status in known]
+    names = [
+        f"retrying:{prefix}" if status is Status.RETRYING else f"finished:{codec.LETTERS[status]}:{prefix}"
+        for prefix, status in indexes
+    ]
+    found: dict[str, dict[Status, list[int]]] = {prefix: {} for prefix in wanted}
+    calls = [ScriptCall("ended", keys.root(shard), [step_ms, steps, *names]) for shard in range(store.shards)]
+    for _, counts in await store.run_all(calls) if names else ():
+        for place, (prefix, status) in enumerate(indexes):
+            before = found[prefix].get(status, [0] * steps)
+            found[prefix][status] = list(map(sum, zip(before, counts[place * steps :], strict=False)))
     return found
 
 
@@ -282,7 +298,7 @@ async def groups(store: Store, prefix: str, status: Status) -> tuple[list[Group]
     names = [error_group(ending.error) for ending in found]
     newest = dict(zip(reversed(names), reversed(found), strict=True))
     return [
-        Group(status, name, number, newest[name].id, newest[name].at_ms)
+        Group(status, name, error_text(newest[name].error), number, newest[name].id, newest[name].at_ms)
         for name, number in Counter(names).most_common()
     ], len(found)
 

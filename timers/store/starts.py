@@ -54,12 +54,17 @@ async def next_timers(store: Store, most: int, wanted: Filter = ALL) -> list[Tim
     first = nsmallest(most, ((due, shard, prefix) for shard, queue in enumerate(by_shard) for due, prefix in queue))
     found: list[Timer] = []
     for _, shard, prefix in first:
-        asked: list[Argument] = ["due", prefix, "-inf", "+inf", "", "", most, PAGE_BYTES]
-        listed, _ = await store.run("list", shard, asked)
-        raws = [(keys.text(listed[i]), listed[i + 2]) for i in range(0, len(listed), 3) if listed[i + 2]]
-        timers = (codec.readable(prefix, timer_id, raw) for timer_id, raw in raws)
-        found += [timer for timer in timers if timer is not None]
+        found += await first_timers(store, shard, prefix, most)
     return nsmallest(most, found, key=lambda timer: timer.due_ms)
+
+
+async def first_timers(store: Store, shard: int, prefix: str, most: int) -> list[Timer]:
+    """The timers of one queue that are due first. Raises Unavailable."""
+    asked: list[Argument] = ["due", prefix, "-inf", "+inf", "", "", most, PAGE_BYTES]
+    listed, _ = await store.run("list", shard, asked)
+    raws = [(keys.text(listed[i]), listed[i + 2]) for i in range(0, len(listed), 3) if listed[i + 2]]
+    timers = (codec.readable(prefix, timer_id, raw) for timer_id, raw in raws)
+    return [timer for timer in timers if timer is not None]
 
 
 async def _earliest_queues(
@@ -82,16 +87,21 @@ Ring = Mapping[int, Mapping[int, int]]
 """The starts of each slot by bucket of lateness: beginning of the slot (ms) → bucket → number."""
 
 
-async def add_starts(store: Store, counts: Mapping[int, int]) -> None:
-    """Add the newest starts, by bucket, to the rings. Raises Unavailable."""
+RETRIED: Final = 0
+FAILED: Final = 1
+"""What the rings of failed attempts have instead of buckets of lateness: another attempt follows, or none."""
+
+
+async def add_starts(store: Store, counts: Mapping[int, int], root: str = keys.FIRED_ROOT) -> None:
+    """Add the newest starts, by bucket, to the rings, or failed attempts to theirs. Raises Unavailable."""
     flat = [part for bucket, n in counts.items() for part in (bucket, n)]
-    await store.run_at(keys.FIRED_ROOT, "fired", flat)
+    await store.run_at(root, "fired", flat)
 
 
-async def past_starts(store: Store) -> dict[str, Ring]:
+async def past_starts(store: Store, root: str = keys.FIRED_ROOT) -> dict[str, Ring]:
     """The rings by name, oldest slot first. The newest slot is the current one. Raises Unavailable."""
     now_ms = await store.now_ms()
-    names = [f"{keys.FIRED_ROOT}{ring}" for ring in RINGS]
+    names = [f"{root}{ring}" for ring in RINGS]
     held = await read(store.connections.commands, lambda asked: list(map(asked.hgetall, names)), {})
     return {name: _slots(now_ms, *RINGS[name], list(ring.values())) for name, ring in zip(RINGS, held, strict=True)}
 
