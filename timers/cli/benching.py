@@ -13,8 +13,8 @@ import typer
 
 from timers import logs
 from timers.app import collect_seldom
-from timers.cli.shared import Format, Output, Session, run, show
-from timers.client import BATCH_LIMIT
+from timers.cli.shared import Format, Output, run, show
+from timers.client import BATCH_LIMIT, TimerClient
 from timers.core.durations import DAY_MS
 from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Timer
@@ -24,7 +24,7 @@ from timers.errors import TimersError
 from timers.processor import Context, Registry, processor
 from timers.settings import load_worker_settings
 from timers.store.checkup import server_facts
-from timers.store.store import Arming
+from timers.store.store import Arming, Store
 
 ROUND_TRIPS: Final = 200
 SINGLE: Final = 500
@@ -51,7 +51,7 @@ def bench(
     the end. While it measures, this process is a pod like any other."""
     logs.configure("console", "warning")
     collect_seldom()
-    measured = run(lambda session: _measured(session, timers, seconds))
+    measured = run(lambda client, store: _measured(_Bench(client, store, timers), seconds))
     if output is not Format.TABLE:
         show(measured, output)
         return
@@ -66,9 +66,9 @@ class _Bench(Observer):
     """Measures with timers of the prefixes that begin with `prefix`, and records this pod's runs. They do not count in
     the fleet's figures. The prefix is one of the service's own, so no hook hears of them."""
 
-    def __init__(self, session: Session, timers: int) -> None:
+    def __init__(self, client: TimerClient, store: Store, timers: int) -> None:
         super().__init__()
-        self.session, self.timers = session, timers
+        self.client, self.store, self.timers = client, store, timers
         self.prefix = f"{OWN_PREFIXES}bench-{secrets.token_hex(4)}"
         self.runs = Counter[str]()
         self._late_ms: list[int] = []
@@ -89,19 +89,19 @@ class _Bench(Observer):
         timings = []
         for _ in range(ROUND_TRIPS):
             began = time.monotonic()
-            await self.session.store.now_ms()
+            await self.store.now_ms()
             timings.append((time.monotonic() - began) * 1000)
         return _spread(timings)
 
     async def arming(self) -> Sequence[Row]:
         """Measure arming in batches, then one by one."""
         began, prefix = time.monotonic(), f"{self.prefix}-arming"
-        await self._arm(prefix, self.session.store.clock.now_ms() + DAY_MS, 1.0)
+        await self._arm(prefix, self.store.clock.now_ms() + DAY_MS, 1.0)
         batched = self.timers / (time.monotonic() - began)
         timings, single = list[float](), min(SINGLE, self.timers)
         for number in range(single):
             began = time.monotonic()
-            await self.session.store.arm([Arming(prefix, f"single-{number}", f"+{DAY_MS}", {"payload": PAYLOAD})])
+            await self.store.arm([Arming(prefix, f"single-{number}", f"+{DAY_MS}", {"payload": PAYLOAD})])
             timings.append((time.monotonic() - began) * 1000)
         one_by_one = {"way": "one by one", "timers/s": round(1000 * single / sum(timings)), **_spread(timings)}
         return [{"way": f"batches of {BATCH_LIMIT:,}", "timers/s": round(batched), **_spread([])}, one_by_one]
@@ -120,7 +120,7 @@ class _Bench(Observer):
     async def _fire(self, name: str, step_ms: float) -> float:
         """Arm timers ahead and wait until all have run. Returns when the first was due, by this machine's monotonic
         clock."""
-        store, prefix = self.session.store, f"{self.prefix}-{name}"
+        store, prefix = self.store, f"{self.prefix}-{name}"
         self._late_ms.clear()
         self._left = self.timers
         self._all_ended.clear()
@@ -136,7 +136,7 @@ class _Bench(Observer):
         for start in range(0, self.timers, BATCH_LIMIT):
             numbers = range(start, min(start + BATCH_LIMIT, self.timers))
             due = {f"n{number}": round(first_ms + number * step_ms) for number in numbers}
-            await self.session.store.arm(
+            await self.store.arm(
                 [Arming(prefix, timer_id, f"@{due_ms}", {"payload": PAYLOAD}) for timer_id, due_ms in due.items()]
             )
 
@@ -145,11 +145,11 @@ class _Bench(Observer):
         return {"timers": self.timers, "never": self.timers - len(ran), "twice": sum(number > 1 for number in ran)}
 
 
-async def _measured(session: Session, timers: int, seconds: float) -> dict[str, Any]:
-    info, others = await server_facts(session.store), await session.client.pods()
+async def _measured(made: _Bench, seconds: float) -> dict[str, Any]:
+    info, others = await server_facts(made.store), await made.client.pods()
     family = "valkey" if "valkey_version" in info else "redis"
     aof = "append-only file on" if info.get("aof_enabled") else "append-only file off"
-    async with _pod(_Bench(session, timers)) as made:
+    async with _pod(made):
         results = [
             _result("round trips", f"{ROUND_TRIPS} in turn", [await made.round_trips()]),
             _result("arming", "due in a day, with a payload of 67 bytes", await made.arming()),
@@ -158,7 +158,7 @@ async def _measured(session: Session, timers: int, seconds: float) -> dict[str, 
         ]
     return {
         "server": f"{family} {info.get(f'{family}_version')}, {aof}",
-        "shards": session.store.shards,
+        "shards": made.store.shards,
         "other_pods": len(others),
         "results": results,
     }
@@ -170,16 +170,15 @@ def _result(name: str, title: str, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _pod(made: _Bench) -> AsyncIterator[_Bench]:
+async def _pod(made: _Bench) -> AsyncIterator[None]:
     """A pod that runs these timers. All of them are removed at the end."""
-    session, prefix = made.session, made.prefix
 
-    @processor(prefix)
+    @processor(made.prefix)
     async def nothing(timer: Timer, _context: Context) -> None:
         made.runs[timer.key] += 1
 
     options = WorkerOptions(
-        prefix,
+        made.prefix,
         concurrency=1000,
         lease_ms=30_000,
         retention_ms=NEVER_MS,
@@ -189,20 +188,20 @@ async def _pod(made: _Bench) -> AsyncIterator[_Bench]:
         audit_every_seconds=NEVER_MS / 1000,
         public_url=load_worker_settings().public_url,
     )
-    worker = Worker(session.store, Registry([nothing]), session.client, options, made)
-    typer.echo(f"timers: measuring with timers of {prefix}-*", err=True)
+    worker = Worker(made.store, Registry([nothing]), made.client, options, made)
+    typer.echo(f"timers: measuring with timers of {made.prefix}-*", err=True)
     await worker.start()
     try:
-        yield made
+        yield
     finally:
         await worker.drain()
-        await _clean_up(session, prefix)
+        await _clean_up(made.client, made.prefix)
 
 
-async def _clean_up(session: Session, prefix: str) -> None:
+async def _clean_up(client: TimerClient, prefix: str) -> None:
     try:
-        removed = await session.client.act("purge", {"prefix": f"{prefix}-*"})
-        await session.client.forget(prefix)
+        removed = await client.act("purge", {"prefix": f"{prefix}-*"})
+        await client.forget(prefix)
     except TimersError as error:
         left = f"timers purge --prefix '{prefix}-*'; timers prefixes forget {prefix}"
         typer.echo(f"timers: {error}; clean up later with: {left}", err=True)

@@ -11,7 +11,8 @@ from pydantic import SecretStr
 
 from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights, read_entries
 from timers.cli import URL_NAME
-from timers.cli.shared import ExactPrefix, Format, Of, OnlyOf, Output, Session, cell, progress, run, show
+from timers.cli.shared import ExactPrefix, Format, Of, OnlyOf, Output, cell, progress, run, show
+from timers.client import TimerClient
 from timers.client.actions import Replayed, arm_again, preview
 from timers.client.doctor import examine, unreachable
 from timers.core.durations import DAY_MS, Duration
@@ -42,8 +43,8 @@ def init(
 ) -> None:
     """Claim an empty db for the service. You can change the number of shards until the first timer is armed."""
 
-    async def make(session: Session) -> Mapping[str, Any]:
-        identity = session.store.identity
+    async def make(client: TimerClient, store: Store) -> Mapping[str, Any]:
+        identity = store.identity
         await identity.make()
         return {"epoch": identity.epoch, "shards": identity.shards}
 
@@ -55,7 +56,7 @@ def list_prefixes(context: typer.Context, of: Of = None, output: Output = Format
     """List the prefixes that have timers, were declared, or are paused, and who runs them."""
     if context.invoked_subcommand is not None:
         return
-    found = [view.to_json() for view in run(lambda session: session.client.prefixes(of))]
+    found = [view.to_json() for view in run(lambda client, _: client.prefixes(of))]
     show([_prefix_row(view) for view in found] if output is Format.TABLE else found, output)
 
 
@@ -68,28 +69,28 @@ def _prefix_row(view: Mapping[str, Any]) -> Mapping[str, Any]:
 @prefixes.command()
 def forget(prefix: ExactPrefix) -> None:
     """Forget the declaration of a prefix, once no live pod has its processor."""
-    run(lambda session: session.client.forget(prefix))
+    run(lambda client, _: client.forget(prefix))
     typer.echo(f"timers: {prefix!r} is no longer declared", err=True)
 
 
 @app.command()
 def pause(prefix: ExactPrefix, output: Output = Format.TABLE) -> None:
     """Start no more timers of a prefix. Runs in progress continue."""
-    run(lambda session: session.client.pause(prefix))
+    run(lambda client, _: client.pause(prefix))
     show({"prefix": prefix, "paused": True}, output)
 
 
 @app.command()
 def resume(prefix: ExactPrefix, output: Output = Format.TABLE) -> None:
     """Start the timers of a paused prefix again."""
-    run(lambda session: session.client.resume(prefix))
+    run(lambda client, _: client.resume(prefix))
     show({"prefix": prefix, "paused": False}, output)
 
 
 @app.command()
 def pods(output: Output = Format.TABLE) -> None:
     """List the live pods."""
-    show([pod.to_json() for pod in run(lambda session: session.client.pods())], output)
+    show([pod.to_json() for pod in run(lambda client, _: client.pods())], output)
 
 
 @app.command()
@@ -150,15 +151,15 @@ def replay(
     window = _window(prefix, since, until)
     pace = Rate.parse(rate)
 
-    async def act(session: Session) -> list[Replayed]:
-        fixed = window.at(await session.store.now_ms())
+    async def act(client: TimerClient, store: Store) -> list[Replayed]:
+        fixed = window.at(await store.now_ms())
         if (fixed.due_after or 0) >= (fixed.due_before or 0):
             raise InvalidInput.of("to", until, "a time after --from")
-        planned = await preview(session.store, fixed, pace, completed=completed)
+        planned = await preview(store, fixed, pace, completed=completed)
         if dry_run:
             return planned
         with progress("replay", len(planned)) as show:
-            return await arm_again(session.store, planned, show)
+            return await arm_again(store, planned, show)
 
     found = run(act)
     show([each.to_json() for each in found], output)
@@ -262,7 +263,7 @@ def make(
         scope, rights, rate=rate, pending=pending, most_prefixes=most_prefixes, name=name, made=today
     )
     if not entry_only:
-        run(lambda session: Callers(session.store).keep(kept.id, kept.entry))
+        run(lambda _, store: Callers(store).keep(kept.id, kept.entry))
     show({"key": secret, "entry": kept.entry}, output)
     typer.echo(f"timers: {_what_next(kept, entry_only)}", err=True)
 
@@ -279,8 +280,8 @@ def list_keys(output: Output = Format.TABLE) -> None:
     show(run(_listed), output)
 
 
-async def _listed(session: Session) -> list[dict[str, Any]]:
-    entries = await Callers(session.store).entries()
+async def _listed(client: TimerClient, store: Store) -> list[dict[str, Any]]:
+    entries = await Callers(store).entries()
     settings = load_worker_settings()
     configured = read_entries(settings.api_keys.get_secret_value() if settings.api_keys else "")
     rows = [_key_row(key, "settings", entries) for key in configured]
@@ -318,7 +319,7 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's i
     """Revoke a key, wherever it is kept. Every pod refuses it within two seconds."""
     if "_" in key_id:
         raise InvalidInput.of("ID", "a whole key", "its id only: the part between tmk_ and the next _")
-    if not run(lambda session: Callers(session.store).revoke(key_id)):
+    if not run(lambda _, store: Callers(store).revoke(key_id)):
         typer.echo(
             f"timers: Redis had no key {key_id!r}; if TIMERS_API_KEYS has one, it is refused from now on", err=True
         )

@@ -5,7 +5,6 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Final, TypeVar
 
@@ -26,17 +25,9 @@ COMPLETION_SECONDS: Final = 2.0
 COMPLETIONS: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """What a command works with."""
-
-    store: Store
-    client: TimerClient
-
-
-def run(act: Callable[[Session], Awaitable[T]], **options: str | None) -> T:
-    """Run `act` on the timers in the Redis of the settings, or in the embedded server of a running `timers dev`; then
-    close the connections. `options` stand for settings (`TIMERS_SHARDS="4"`)."""
+def run(act: Callable[[TimerClient, Store], Awaitable[T]], **options: str | None) -> T:
+    """Run `act` with a client of the Redis of the settings, or of the embedded server of a running `timers dev`, and
+    with the client's store; then close the connections. `options` stand for settings (`TIMERS_SHARDS="4"`)."""
 
     async def opened() -> T:
         settings = load_worker_settings(**{name: value for name, value in options.items() if value is not None})
@@ -44,7 +35,7 @@ def run(act: Callable[[Session], Awaitable[T]], **options: str | None) -> T:
         async with client_over(
             store, edit_lock_ms=settings.edit_lock_ms, keeps_cancelled=settings.retention_ms > 0
         ) as client:
-            return await act(Session(store, client))
+            return await act(client, store)
 
     return asyncio.run(opened())
 
@@ -114,12 +105,12 @@ def progress(label: str, number: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.update(done - bar.pos)
 
 
-def _completed(read: Callable[[Session], Awaitable[Sequence[str]]], incomplete: str) -> Sequence[str]:
+def _completed(read: Callable[[TimerClient, Store], Awaitable[Sequence[str]]], incomplete: str) -> Sequence[str]:
     """What begins with the text; nothing if it cannot be read in time."""
 
-    async def in_time(session: Session) -> Sequence[str]:
+    async def in_time(client: TimerClient, store: Store) -> Sequence[str]:
         async with asyncio.timeout(COMPLETION_SECONDS):
-            return await read(session)
+            return await read(client, store)
 
     try:
         return [each for each in run(in_time) if each.startswith(incomplete)][:COMPLETIONS]
@@ -134,9 +125,9 @@ def _statuses(incomplete: str) -> Sequence[str]:
 
 
 def complete_prefixes(incomplete: str) -> Sequence[str]:
-    async def read(session: Session) -> Sequence[str]:
+    async def read(client: TimerClient, store: Store) -> Sequence[str]:
         asked = f"{OWN_PREFIXES}*" if is_own(incomplete) else None
-        return [view.prefix for view in await session.client.prefixes(asked)]
+        return [view.prefix for view in await client.prefixes(asked)]
 
     return _completed(read, incomplete)
 
@@ -145,9 +136,9 @@ def _ids(context: typer.Context, incomplete: str) -> Sequence[str]:
     """The ids of the prefix given before it."""
     prefix = context.params.get("prefix")
 
-    async def read(session: Session) -> Sequence[str]:
+    async def read(client: TimerClient, store: Store) -> Sequence[str]:
         wanted = Filter.parse({"prefix": prefix}).where(lambda timer: timer.id.startswith(incomplete))
-        return [timer.id for timer in (await read_page(session.store, wanted, limit=COMPLETIONS)).items]
+        return [timer.id for timer in (await read_page(store, wanted, limit=COMPLETIONS)).items]
 
     return _completed(read, incomplete) if prefix else []
 

@@ -18,13 +18,12 @@ from timers.cli.shared import (
     OnePrefix,
     Output,
     Prefix,
-    Session,
     WithStatus,
     progress,
     run,
     show,
 )
-from timers.client import BATCH_LIMIT, Armed
+from timers.client import BATCH_LIMIT, Armed, TimerClient
 from timers.client.actions import Counts
 from timers.client.fleet import read_story
 from timers.core.calls import Action
@@ -34,6 +33,7 @@ from timers.core.spec import NewTimer, TimerChange
 from timers.errors import InvalidInput, Refused, TimersError
 from timers.store.filters import Filter
 from timers.store.listing import PageRequest
+from timers.store.store import Store
 
 app = typer.Typer()
 
@@ -61,7 +61,7 @@ Read = NewTimer | InvalidInput
 REMOVABLE: Final = ("payload", "repeat", "retry", "tags", "metadata")
 """What `--remove` takes."""
 
-Act = Callable[[Session, str, str], Awaitable[Timer]]
+Act = Callable[[TimerClient, str, str], Awaitable[Timer]]
 """Acts on the timer with a prefix and an id."""
 
 Command = Callable[..., None]
@@ -99,16 +99,16 @@ class Selection:
             name = "ID" if self.prefix else "PREFIX"
             raise InvalidInput.of(name, None, "PREFIX and ID, or a filter such as --prefix")
         prefix, id = self.prefix, self.id
-        return show(run(lambda session: one(session, prefix, id)).to_json(), self.output)
+        return show(run(lambda client, _: one(client, prefix, id)).to_json(), self.output)
 
     def _act_on_all(self, action: Action, wanted: Filter, more: Mapping[str, Any]) -> None:
         """Count the timers, ask, then act until all are done, showing the progress on a terminal."""
         if self.prefix is not None:
             raise InvalidInput.of("PREFIX", self.prefix, "either PREFIX and ID, or a filter such as --prefix")
 
-        async def act(session: Session) -> Counts:
-            chosen = wanted.at(await session.store.now_ms())
-            found = await session.client.act(action, chosen, dry_run=True, **more)
+        async def act(client: TimerClient, store: Store) -> Counts:
+            chosen = wanted.at(await store.now_ms())
+            found = await client.act(action, chosen, dry_run=True, **more)
             if self.dry_run or not found.matched:
                 return found
             if not self.yes:
@@ -118,7 +118,7 @@ class Selection:
                     )
                 typer.confirm(f"{action} {found.matched} timers?", abort=True, err=True)
             with progress(action, found.matched) as tell:
-                counts = await session.client.act(action, chosen, stop=lambda some: bool(tell(some.matched)), **more)
+                counts = await client.act(action, chosen, stop=lambda some: bool(tell(some.matched)), **more)
                 tell(counts.matched)
             return counts
 
@@ -185,7 +185,7 @@ def create(
         if prefix is None:
             raise InvalidInput.of("prefix", None, "PREFIX, or --batch FILE")
         new = NewTimer.parse(given)
-        show(run(lambda session: session.client.arm(new)).timer.to_json(), output)
+        show(run(lambda client, _: client.arm(new)).timer.to_json(), output)
     elif given:
         raise InvalidInput.of(
             next(iter(given)), next(iter(given.values())), "no other option with --batch; put it into the file"
@@ -228,7 +228,7 @@ def change(
     if not given:
         raise InvalidInput.of("payload", None, "at least one field to change: --payload, --retry, --set-tag, --in …")
     changes = TimerChange.parse(given)
-    chosen.act("change", lambda session, prefix, id: session.client.change(prefix, id, changes), changes=changes)
+    chosen.act("change", lambda client, prefix, id: client.change(prefix, id, changes), changes=changes)
 
 
 def _fields(payload: str | None, repeat: str | None, retry: str | None, tags: Any, metadata: Texts) -> dict[str, Any]:
@@ -269,12 +269,12 @@ def _json(text: str | None, field: str) -> Any:
 
 
 def _create_all(timers: Sequence[Read], output: Format) -> None:
-    async def arm(session: Session) -> list[dict[str, Any]]:
+    async def arm(client: TimerClient, store: Store) -> list[dict[str, Any]]:
         shown: list[dict[str, Any]] = []
         with progress("create", len(timers)) as tell:
             for start in range(0, len(timers), BATCH_LIMIT):
                 some = timers[start : start + BATCH_LIMIT]
-                for asked, came in zip(some, await session.client.batch(some), strict=True):
+                for asked, came in zip(some, await client.batch(some), strict=True):
                     shown.append({"number": len(shown) + 1, **_result(asked, came)})
                 tell(len(shown))
         return shown
@@ -336,9 +336,9 @@ def get(
 ) -> None:
     """Show a timer."""
 
-    async def found(session: Session) -> tuple[Timer, list[str]]:
-        timer = await session.client.get(prefix, id)
-        return timer, await read_story(session.store, timer) if explain else []
+    async def found(client: TimerClient, store: Store) -> tuple[Timer, list[str]]:
+        timer = await client.get(prefix, id)
+        return timer, await read_story(store, timer) if explain else []
 
     timer, story = run(found)
     if explain:
@@ -350,7 +350,7 @@ def get(
 @app.command()
 def fire(prefix: OnePrefix, id: OneId, output: Output = Format.TABLE) -> None:
     """Make a scheduled timer due now."""
-    show(run(lambda session: session.client.fire(prefix, id)).to_json(), output)
+    show(run(lambda client, _: client.fire(prefix, id)).to_json(), output)
 
 
 @app.command()
@@ -362,7 +362,7 @@ def cancel(
     """Cancel a scheduled timer, or all that match a filter. None of them starts afterwards."""
     if purge and not chosen.filter.is_empty:
         raise InvalidInput.of("--purge", True, "PREFIX and ID beside it; `timers purge` takes a filter")
-    chosen.act("cancel", lambda session, prefix, id: session.client.cancel(prefix, id, purge=purge))
+    chosen.act("cancel", lambda client, prefix, id: client.cancel(prefix, id, purge=purge))
 
 
 @app.command()
@@ -370,14 +370,14 @@ def cancel(
 def reschedule(chosen: Selection, after: In = None, at: At = None) -> None:
     """Change the due time of a scheduled timer, or of all that match a filter."""
     due = due_of(after, at)
-    chosen.act("reschedule", lambda session, prefix, id: session.client.reschedule(prefix, id, **due), **due)
+    chosen.act("reschedule", lambda client, prefix, id: client.reschedule(prefix, id, **due), **due)
 
 
 @app.command()
 @with_selection
 def retry(chosen: Selection) -> None:
     """Arm a failed, unhandled or cancelled timer again, due now; or all that match a filter."""
-    chosen.act("retry", lambda session, prefix, id: session.client.retry(prefix, id))
+    chosen.act("retry", lambda client, prefix, id: client.retry(prefix, id))
 
 
 @app.command()
@@ -385,7 +385,7 @@ def retry(chosen: Selection) -> None:
 def purge(chosen: Selection) -> None:
     """Remove the record of a timer, or of all that match a filter. Running timers are refused; scheduled ones never
     run."""
-    chosen.act("purge", lambda session, prefix, id: session.client.cancel(prefix, id, purge=True))
+    chosen.act("purge", lambda client, prefix, id: client.cancel(prefix, id, purge=True))
 
 
 def due_of(after: str | None, at: str | None) -> dict[str, Any]:
@@ -412,7 +412,7 @@ def ls(
     """List timers page by page: running ones first, then by due time."""
     wanted = {"prefix": prefix, "status": status, "tag": tag, "due_after": due_after, "due_before": due_before}
     asked = PageRequest.parse({**wanted, "limit": limit, "cursor": cursor})
-    found = run(lambda session: session.client.page(asked))
+    found = run(lambda client, _: client.page(asked))
     shown = [timer.to_json() for timer in found.items]
     if output is Format.JSON:
         show({"items": shown, "next_cursor": found.next_cursor}, output)
@@ -426,7 +426,7 @@ def ls(
 @app.command()
 def stats(prefix: Of = None, output: Output = Format.TABLE) -> None:
     """Show counts, lateness, the age of the oldest overdue timer, and whether notifications arrive."""
-    found = run(lambda session: session.client.stats(prefix)).to_json()
+    found = run(lambda client, _: client.stats(prefix)).to_json()
     if output is not Format.TABLE:
         show(found, output)
         return

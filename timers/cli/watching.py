@@ -17,7 +17,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from timers.cli.shared import Format, Session, cell, complete_prefixes, run
+from timers.cli.shared import Format, cell, complete_prefixes, run
+from timers.client import TimerClient
 from timers.client.feed import Event, event_json
 from timers.core.durations import in_units
 from timers.core.fields import check_prefix
@@ -28,6 +29,7 @@ from timers.errors import Unavailable
 from timers.store.filters import Filter
 from timers.store.queries import Ending, endings
 from timers.store.starts import Ring, next_timers, past_starts, quantiles_ms, total
+from timers.store.store import Store
 
 POLL_SECONDS: Final = 1.0
 ROWS: Final = 8
@@ -60,11 +62,11 @@ def watch(prefix: PrefixOption = None, output: Annotated[Format | None, typer.Op
     console = Console()
     live = output is None and console.is_terminal and not console.is_dumb_terminal
 
-    async def follow(session: Session) -> None:
+    async def follow(client: TimerClient, store: Store) -> None:
         if live:
-            await _show(session, console, prefix if prefix is None else check_prefix(prefix))
+            await _show(client, store, console, prefix if prefix is None else check_prefix(prefix))
             return
-        async for event in session.client.events(prefix):
+        async for event in client.events(prefix):
             typer.echo(
                 _line_of(event) if output is Format.TABLE or console.is_terminal else json.dumps(_as_object(event))
             )
@@ -103,14 +105,14 @@ class _Snapshot:
     failures: Sequence[tuple[str, Ending]]
 
 
-async def _show(session: Session, console: Console, prefix: str | None) -> None:
+async def _show(client: TimerClient, store: Store, console: Console, prefix: str | None) -> None:
     """Poll every second until `q`. While Redis is down, the screen shows the last snapshot."""
     seen, trouble, paused = None, "", False
     with Live(console=console, screen=True, auto_refresh=False) as view, _keystrokes() as pressed:
         while True:
             if not paused:
                 try:
-                    seen, trouble = await _poll(session, prefix), ""
+                    seen, trouble = await _poll(client, store, prefix), ""
                 except Unavailable as error:
                     trouble = str(error)
             view.update(_page(seen, prefix, trouble, console, paused=paused), refresh=True)
@@ -152,8 +154,7 @@ async def _next_key(pressed: asyncio.Queue[str]) -> str | None:
         return None
 
 
-async def _poll(session: Session, prefix: str | None) -> _Snapshot:
-    client, store = session.client, session.store
+async def _poll(client: TimerClient, store: Store, prefix: str | None) -> _Snapshot:
     stats = await client.stats(prefix)
     failing = {
         name: n for name, counts in stats.counts.items() if (n := sum(counts.get(status, 0) for status in FAILING))
