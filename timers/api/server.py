@@ -22,7 +22,6 @@ from timers.api.answer import (
 from timers.api.auth import AUTH, Auth, anonymous
 from timers.api.docs import docs_routes
 from timers.api.health import HealthRoutes
-from timers.api.many import many_routes
 from timers.api.middleware import REQUEST_ID, REQUEST_SECONDS, Deadlines, follow, new_request
 from timers.api.operating import metrics_route, operating_routes
 from timers.api.routes import refuse_unchecked, timer_routes
@@ -257,7 +256,6 @@ def all_routes(
         *operating_routes(client),
         metrics_route(client, metrics, worker),
         *EventRoutes(client).routes(),
-        *many_routes(client),
         *timer_routes(client),
     )
 
