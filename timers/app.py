@@ -276,22 +276,22 @@ def _auth(settings: Settings, callers: Callers) -> Auth:
 
 async def _drain(worker: Worker, stopping: Stopping) -> None:
     """Let the worker end in order, and faster if a second signal comes."""
-    hurrying = asyncio.create_task(_hurry_drain(worker, stopping))
+    hurrying = asyncio.create_task(_shorten_drain(worker, stopping))
     try:
         await worker.drain()
     finally:
         hurrying.cancel()
 
 
-async def _hurry_drain(worker: Worker, stopping: Stopping) -> None:
+async def _shorten_drain(worker: Worker, stopping: Stopping) -> None:
     await stopping.hurried.wait()
     _log.warning("handing running timers back at once; a third signal ends this process as it is")
-    worker.hurry()
+    worker.shorten_drain()
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:
     """Run a pod in its own event loop, uvloop's if it is installed; returns the pod's exit code."""
-    collect_seldom()
+    collect_garbage_rarely()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         idle = ThreadPoolExecutor(thread_name_prefix="timers")
         runner.get_loop().set_default_executor(idle)
@@ -317,7 +317,7 @@ async def _result_of(pod: asyncio.Task[int]) -> int:
     return await pod
 
 
-def collect_seldom() -> None:
+def collect_garbage_rarely() -> None:
     """Keep what is loaded by now out of the garbage collector, and let it run less often. Looking through everything
     took a fifth of a batch, and a pause of many milliseconds makes timers late."""
     gc.collect()

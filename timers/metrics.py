@@ -82,7 +82,7 @@ OUTCOMES: Final = (*(kind.__name__.lower() for kind in get_args(Outcome)), "lost
 """How a run can end."""
 
 
-class Figures(NamedTuple):
+class DbMetrics(NamedTuple):
     """What Redis says at a scrape. By declared prefix: `counts`, its timers by status; `unserved`, how many of its
     prefixes have due timers that no pod serves; `failing_ms`, how long a retrying timer has failed. `shards` are those
     that no pod serves. `posted` changes wait in the outboxes for a pod, the oldest for `posted_ms`."""
@@ -99,7 +99,7 @@ class Figures(NamedTuple):
 Labels = tuple[str, ...]
 
 
-class _Spread:
+class _Buckets:
     """Values counted by bucket."""
 
     __slots__ = ("_bounds", "_numbers", "_total")
@@ -129,10 +129,10 @@ class Metrics(Observer, Collector):
             for name, (_, *labels) in COUNTERS.items()
         }
         self._spreads = {
-            name: defaultdict[Labels, _Spread](partial(_Spread, bounds), {} if labels else {(): _Spread(bounds)})
+            name: defaultdict[Labels, _Buckets](partial(_Buckets, bounds), {} if labels else {(): _Buckets(bounds)})
             for name, (bounds, _, *labels) in HISTOGRAMS.items()
         }
-        self._calls = defaultdict[str, _Spread](partial(_Spread, ()))
+        self._calls = defaultdict[str, _Buckets](partial(_Buckets, ()))
         self._registry = CollectorRegistry()
         self._read: Mapping[str, Mapping[Labels, float]] = {}
         self._registry.register(self)
@@ -194,7 +194,7 @@ class Metrics(Observer, Collector):
         """A call of a script was answered."""
         self._calls[script].observe(seconds)
 
-    def render(self, figures: Figures | None, health: PodHealth | None, *, losses: int, dropped: int) -> bytes:
+    def render(self, figures: DbMetrics | None, health: PodHealth | None, *, losses: int, dropped: int) -> bytes:
         """The exposition text. `figures` is None if Redis does not answer: what only Redis knows is left out or NaN
         then. `health` is None without a worker. `dropped` counts since the process began."""
         self._numbers["timers_events_dropped_total"][()] = dropped
@@ -212,11 +212,11 @@ class Metrics(Observer, Collector):
                 "timers_notifications_ok": nan if figures is None else health.notifications == "ok",
                 "timers_notification_lag_seconds": nan if figures is None else health.lag_seconds,
             }
-        self._read = {**{name: {(): value} for name, value in single.items()}, **_of_redis(figures or Figures())}
+        self._read = {**{name: {(): value} for name, value in single.items()}, **_of_redis(figures or DbMetrics())}
         return generate_latest(self._registry)
 
 
-def _of_redis(figures: Figures) -> Mapping[str, Mapping[Labels, float]]:
+def _of_redis(figures: DbMetrics) -> Mapping[str, Mapping[Labels, float]]:
     """The gauges of what Redis tells."""
     counts = [(prefix, status, n) for prefix, found in figures.counts.items() for status, n in found.items()]
     return {

@@ -14,7 +14,7 @@ from tests.bench.pod import answer_with_cpu, noop
 from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, all_routes, application
-from timers.app import collect_seldom
+from timers.app import collect_garbage_rarely
 from timers.client import client_over, open_store
 from timers.core.spec import NewTimer
 from timers.logs import configure
@@ -48,5 +48,5 @@ async def _serve(url: str) -> None:
 
 if __name__ == "__main__":
     configure("json", "warning")
-    collect_seldom()
+    collect_garbage_rarely()
     uvloop.run(_serve(sys.argv[1]))

@@ -15,7 +15,7 @@ import uvloop
 
 from tests.bench.starts import line_of
 from timers import Context, Timer, processor
-from timers.app import collect_seldom
+from timers.app import collect_garbage_rarely
 from timers.client import client_over, open_store
 from timers.engine.pod import WorkerOptions
 from timers.engine.worker import Worker
@@ -80,7 +80,7 @@ async def answer_with_cpu() -> None:
 
 if __name__ == "__main__":
     configure("json", "warning")
-    collect_seldom()
+    collect_garbage_rarely()
     _, redis_url, pod, own_folder, lease = sys.argv
     processors = (noop, *witnessed(Path(own_folder) / f"{pod}.starts"))
     uvloop.run(serve(redis_url, pod, Registry(processors), int(lease)))

@@ -38,10 +38,10 @@ class _Keys(BareKeys):
     async def scan_known(self, shard: int, cursor: int) -> tuple[int, list[Identity]]:
         return 0, list(self.shard)
 
-    async def knowing(self) -> range:
+    async def shards_with_keys(self) -> range:
         return range(1)
 
-    async def first_known(self, until_ms: int) -> dict[Identity, int]:
+    async def known_until(self, until_ms: int) -> dict[Identity, int]:
         self.watched += 1
         return {}
 

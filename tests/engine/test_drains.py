@@ -217,7 +217,7 @@ async def test_a_drain_that_is_hurried_waits_no_longer_for_runs_nor_for_redis(fl
     await until(lambda: len(held) == 1, "it runs")
     draining = asyncio.create_task(fleet.drain(pod))
     await until(lambda: pod.worker.health().services["claimer"] == "stopped", "claiming has stopped")
-    pod.worker.hurry()
+    pod.worker.shorten_drain()
     async with asyncio.timeout(DEADLINE_SECONDS):
         await draining
     assert asked.is_set()

@@ -17,7 +17,7 @@ async def _know_each_other(*pods: Pod) -> None:
 def _of_another(pod: Pod, count: int) -> list[str]:
     """Ids whose events this pod leaves to another pod."""
     ids = (f"n{number}" for number in range(10_000))
-    return [timer_id for timer_id in ids if not pod.worker.peers.mine(0, "note", timer_id)][:count]
+    return [timer_id for timer_id in ids if not pod.worker.peers.is_mine(0, "note", timer_id)][:count]
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -84,7 +84,7 @@ async def test_a_pod_that_left_is_waited_for_by_nobody(fleet: Fleet) -> None:
     timer_id = _of_another(stays, 1)[0]
     await fleet.drain(leaves)
     await _know_each_other(stays)
-    assert stays.worker.peers.mine(0, "note", timer_id)
+    assert stays.worker.peers.is_mine(0, "note", timer_id)
     assert [pod.pod for pod in await fleet.client.pods()] == ["stays"]
 
 

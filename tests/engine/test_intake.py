@@ -5,7 +5,15 @@ from time import monotonic
 
 import pytest
 
-from timers.engine.intake import BUSY_SECONDS, CLAIM_BATCH, CLAIM_QUEUES, LATER_SECONDS, LIMITED_QUEUES, Ask, Intake
+from timers.engine.intake import (
+    BUSY_SECONDS,
+    CLAIM_BATCH,
+    CLAIM_QUEUES,
+    LATER_SECONDS,
+    LIMITED_QUEUES,
+    Intake,
+    QueueClaim,
+)
 
 NOTE = (0, "note")
 
@@ -50,7 +58,7 @@ def taken(intake: Intake, room: int = 1000) -> list[tuple[int, str, str, int]]:
     return [(some.shard, some.cause, ask.prefix, ask.most) for some in intake.take(room) for ask in some.asks]
 
 
-def only_ask(intake: Intake, room: int = 1000) -> Ask:
+def only_ask(intake: Intake, room: int = 1000) -> QueueClaim:
     ((ask,),) = [some.asks for some in intake.take(room)]
     return ask
 

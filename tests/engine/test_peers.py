@@ -57,7 +57,7 @@ def owners(views: Mapping[str, Peers], prefix: str = "note", shard: int = 0) -> 
     """Each id's pod. Fails if an id belongs to none or to several."""
     owner = {}
     for timer_id in IDS:
-        (owner[timer_id],) = [name for name, view in views.items() if view.mine(shard, prefix, timer_id)]
+        (owner[timer_id],) = [name for name, view in views.items() if view.is_mine(shard, prefix, timer_id)]
     return owner
 
 
@@ -101,26 +101,26 @@ async def test_every_shard_has_each_rank_once_and_the_touching_is_shared_out(kin
 
 async def test_a_pod_alone_has_every_event() -> None:
     alone = (await named(["a"]))["a"]
-    assert all(alone.mine(0, "note", timer_id) for timer_id in IDS)
+    assert all(alone.is_mine(0, "note", timer_id) for timer_id in IDS)
     assert alone.rank(0) == 0
     assert not alone.serve(0, "note")
 
 
 async def test_before_its_first_beat_a_pod_has_every_event() -> None:
     unborn = peers_of(_Registry(), sign("a"))
-    assert unborn.mine(0, "note", "x")
+    assert unborn.is_mine(0, "note", "x")
     assert unborn.rank(0) == 0
 
 
 async def test_a_pod_that_is_no_worker_has_no_share() -> None:
     views = await fleet_of(sign("a"), sign("api", roles=("api",)))
-    assert all(views["a"].mine(0, "note", timer_id) for timer_id in IDS)
+    assert all(views["a"].is_mine(0, "note", timer_id) for timer_id in IDS)
     assert views["a"].rank(0) == 0
 
 
 async def test_a_pod_has_a_share_only_of_the_prefixes_it_serves() -> None:
     views = await fleet_of(sign("a", "note", "mail"), sign("b", "note"))
-    assert all(views["a"].mine(0, "mail", timer_id) for timer_id in IDS)
+    assert all(views["a"].is_mine(0, "mail", timer_id) for timer_id in IDS)
     assert len(set(owners(views).values())) == 2
     assert not views["a"].serve(0, "mail")
     assert views["a"].serve(0, "note.of.any.kind")
@@ -129,14 +129,14 @@ async def test_a_pod_has_a_share_only_of_the_prefixes_it_serves() -> None:
 async def test_a_pod_limited_to_some_prefixes_has_a_share_only_of_those() -> None:
     views = await fleet_of(sign("a", "n"), sign("b", "n", only=("n-ote", "n-ews")))
     assert len(set(owners(views, "n-ote").values())) == 2
-    assert all(views["a"].mine(0, "n-umber", timer_id) for timer_id in IDS)
+    assert all(views["a"].is_mine(0, "n-umber", timer_id) for timer_id in IDS)
     assert views["a"].serve(0, "n-ews.letter")
     assert not views["a"].serve(0, "n-ewsletter")
 
 
 async def test_a_pod_limited_to_some_shards_has_a_share_only_of_those() -> None:
     views = await fleet_of(sign("a"), sign("b", shards=(1,)))
-    assert all(views["a"].mine(0, "note", timer_id) for timer_id in IDS)
+    assert all(views["a"].is_mine(0, "note", timer_id) for timer_id in IDS)
     assert len(set(owners(views, shard=1).values())) == 2
     assert (views["a"].rank(0), {views["a"].rank(1), views["b"].rank(1)}) == (0, {0, 1})
 
@@ -145,17 +145,17 @@ async def test_results_cached_for_old_peers_are_forgotten_with_the_next_beat() -
     registry = _Registry(sign("a"), sign("b"))
     view = peers_of(registry, sign("a"))
     await view.beat()
-    shared = [timer_id for timer_id in IDS if view.mine(0, "note", timer_id)]
+    shared = [timer_id for timer_id in IDS if view.is_mine(0, "note", timer_id)]
     registry.members = (sign("a"),)
     await view.beat()
     assert len(shared) < len(IDS)
-    assert all(view.mine(0, "note", timer_id) for timer_id in IDS)
+    assert all(view.is_mine(0, "note", timer_id) for timer_id in IDS)
 
 
 async def test_a_pod_whose_sign_says_nothing_is_no_rival() -> None:
     """Its entry is foreign, or of a version that writes other fields."""
     views = await fleet_of(sign("a"), Member("odd"))
-    assert views["a"].mine(0, "note", "x")
+    assert views["a"].is_mine(0, "note", "x")
     assert views["a"].rank(0) == 0
 
 

@@ -320,4 +320,4 @@ async def test_it_tells_where_it_leaves_due_timers_or_lost_runs(
 ) -> None:
     rig.store.due, rig.store.has_lost = due, lost
     await rig.poll()
-    assert rig.sweeper.leaves_some(0) is leaves
+    assert rig.sweeper.leaves_work(0) is leaves

@@ -280,7 +280,7 @@ async def test_pods_that_drain_an_outbox_at_once_count_each_failure_once(fleet: 
     for first, last in ((1, 10), (1, 12), (1, 8), (9, 12), (13, 13)):
         await count(fleet, first, last)
     await count(fleet, 1, 2, shard=1)
-    (alarm,) = await alarms.ringing(fleet.store)
+    (alarm,) = await alarms.active(fleet.store)
     assert (alarm.count, alarm.by_prefix) == (15, {"note": 15})
 
 

@@ -293,7 +293,7 @@ async def test_a_receiver_that_hangs_delays_no_other_and_no_timer(fleet: Fleet) 
         for number in range(10):
             await fleet.completed(f"n-{number}")
         await until(lambda: len(quick.received) == 20, "the other is told all")
-        pod.worker.hurry()
+        pod.worker.shorten_drain()
         await fleet.drain(pod)
 
 

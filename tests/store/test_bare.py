@@ -433,9 +433,9 @@ async def test_the_known_keys_come_in_the_order_of_their_deadlines(store: Store)
     for timer_id, after_ms in (("b", 2000), ("a", 1000), ("c", 3000)):
         key = KeyState(None, now_ms + after_ms * 1000, b"1")
         assert await bare.report("adopted", {(PREFIX, timer_id): key}) == {(PREFIX, timer_id): "adopted"}
-    found = await bare.first_known(now_ms + 2_000_000)
+    found = await bare.known_until(now_ms + 2_000_000)
     assert list(found.items()) == [(A, now_ms + 1_000_000), ((PREFIX, "b"), now_ms + 2_000_000)]
-    assert await bare.first_known(now_ms) == {}
+    assert await bare.known_until(now_ms) == {}
     cursor, page = await bare.scan_known(0, 0)
     assert (cursor, sorted(page)) == (0, [A, (PREFIX, "b"), (PREFIX, "c")])
     assert await inspect(store) == KeyState(now_ms + 1_000_000, GONE)

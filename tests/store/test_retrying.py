@@ -15,7 +15,7 @@ from timers.core.model import Status
 from timers.store import queries
 from timers.store.filters import Filter
 from timers.store.listing import read_page
-from timers.store.queries import endings, groups, keep_failing
+from timers.store.queries import endings, groups, long_failing
 from timers.store.store import Store
 from timers.store.upkeep import audit
 
@@ -165,7 +165,7 @@ async def test_they_are_grouped_by_error_with_the_first_of_them(store: Store) ->
         [("OSError: mail is down", 2), ("OSError: quota exceeded", 1)],
         3,
     )
-    assert await keep_failing(store) == {
+    assert await long_failing(store) == {
         PREFIX: f"3 of {PREFIX}, the first since {since['old']}, most of them by 'OSError: mail is down'"
     }
     assert [ending.id for ending in await endings(store, PREFIX, Status.RETRYING, 5)][-1] == "1"

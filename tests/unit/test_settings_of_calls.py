@@ -63,7 +63,7 @@ def test_hooks_say_which_events_of_which_timers_they_are_about_and_whom_to_call(
     assert first.prefix == third.prefix != second.prefix
     assert [Hook.parse(str(hook)) for hook in settings.requested_hooks] == [first, second, third]
     assert "e.org" not in repr(settings)
-    assert [hook.hears("send-mail") for hook in settings.requested_hooks] == [True, True, False]
+    assert [hook.covers("send-mail") for hook in settings.requested_hooks] == [True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ async def test_a_target_that_hangs_starves_no_other(fleet: Fleet) -> None:
         slow = [await fleet.client.get("webhook", f"slow-{number}") for number in range(40)]
         assert {timer.status for timer in slow} <= {"running", "scheduled"}
         assert not any(timer.failures for timer in slow)
-        pod.worker.hurry()
+        pod.worker.shorten_drain()
         await fleet.drain(pod)
 
 

@@ -17,7 +17,7 @@ from structlog.contextvars import bound_contextvars
 
 from timers.access import ANYBODY, ApiKey, Caller, KeyRing, Scope, read_entries
 from timers.api import credentials
-from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, Reading, Unverified, keep_body
+from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, BodyReader, Unverified, keep_body
 from timers.api.credentials import Sessions, is_read_only
 from timers.api.operations import DASHBOARD, PAGES, Operation, operation_of
 from timers.client import TimerClient
@@ -204,7 +204,7 @@ class Auth:
             raise
         _limit(request, caller)
         if caller is ANYBODY:
-            with Reading(request, self._unverified):
+            with BodyReader(request, self._unverified):
                 return await handler(request)
         with bound_contextvars(key=caller.id or None):
             await self._require(caller, request, operation)
@@ -304,7 +304,7 @@ class Auth:
     async def _signer(self, request: web.Request, operation: Operation) -> Caller:
         proof = credentials.Proof(request.headers, self._signing_keys, time.time())
         limit_bytes = BATCH_LIMIT_BYTES if operation.id == "createTimers" else BODY_LIMIT_BYTES
-        with Reading(request, self._unverified, proof.update):
+        with BodyReader(request, self._unverified, proof.update):
             await keep_body(request, limit_bytes)
         if not proof.holds():
             raise Unauthorized(f"{credentials.SIGNATURE}: no signature was made over this body with a known secret")

@@ -52,7 +52,7 @@ class Unverified:
         self._held += more
 
 
-class Reading:
+class BodyReader:
     """The reading of one such body, which counts until the context ends."""
 
     __slots__ = ("_all", "_hear", "_held", "_read")
@@ -83,7 +83,7 @@ class Reading:
             self._hear(part)
 
 
-_READING: Final = web.RequestKey("reading", Reading)
+_READING: Final = web.RequestKey("reading", BodyReader)
 
 
 async def read_json(

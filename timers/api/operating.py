@@ -21,7 +21,7 @@ from timers.core.model import Status
 from timers.engine.pod import UNDECLARED
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
-from timers.metrics import CONTENT_TYPE, Figures, Metrics
+from timers.metrics import CONTENT_TYPE, DbMetrics, Metrics
 from timers.store.cooperative import cooperatively
 from timers.store.filters import Visible
 from timers.store.starts import quantiles_ms
@@ -88,11 +88,11 @@ async def _metrics(client: TimerClient, metrics: Metrics, worker: Worker | None,
     refuse_query(request)
     health = None if worker is None else worker.health()
     losses, dropped = len(client.losses), client.events_dropped
-    text = metrics.render(await _figures(client), health, losses=losses, dropped=dropped)
+    text = metrics.render(await _db_metrics(client), health, losses=losses, dropped=dropped)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 
-async def _figures(client: TimerClient) -> Figures | None:
+async def _db_metrics(client: TimerClient) -> DbMetrics | None:
     """None while Redis is down or frozen, which is when people look at a pod most."""
     found = defaultdict[str, Counter[Status]](Counter)
     try:
@@ -108,7 +108,7 @@ async def _figures(client: TimerClient) -> Figures | None:
             unserved = Counter([await _label(client, prefix) for prefix in fleet.unserved.prefixes])
     except (Unavailable, TimeoutError):
         return None
-    return Figures(found, unserved, fleet.unserved.shards, fleet.overdue_ms("ready"), *waiting, failing_ms)
+    return DbMetrics(found, unserved, fleet.unserved.shards, fleet.overdue_ms("ready"), *waiting, failing_ms)
 
 
 async def _label(client: TimerClient, prefix: str) -> str:

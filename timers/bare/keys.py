@@ -83,18 +83,18 @@ class BareKeys:
             cursor, found = await self._redis.zscan(_index(shard), cursor, count=PAGE_SIZE)
         return cursor, [keys.identity_of(keys.text(member)) for member, _ in found if isinstance(member, bytes)]
 
-    async def knowing(self) -> range:
+    async def shards_with_keys(self) -> range:
         """The shards; none if no shard knows any key."""
         shards = range(self.store.shards)
         with scripts.reachable():
             return shards if await self._redis.exists(*map(_index, shards)) else range(0)
 
-    async def first_known(self, until_ms: int) -> dict[Identity, int]:
+    async def known_until(self, until_ms: int) -> dict[Identity, int]:
         """Known keys with a deadline up to `until_ms`, with their deadlines: the first PAGE_SIZE of each shard."""
         answers = await self.store.of_shards(
             lambda asked, root: asked.zrangebyscore(f"{root}bare", 0, until_ms, 0, PAGE_SIZE, withscores=True),
             [],
-            shards=await self.knowing(),
+            shards=await self.shards_with_keys(),
         )
         return {keys.identity_of(keys.text(member)): int(score) for found in answers for member, score in found}
 

@@ -111,7 +111,7 @@ class BareWatch:
         clock = self._keys.store.clock
         longest = LONGEST_SECONDS if self.rests == BUSY_RESTS else IDLE_LONGEST_SECONDS
         soon_ms = int(clock.now_ms()) + LEAD_MS
-        known = await self._keys.first_known(soon_ms + int(longest * 1000))
+        known = await self._keys.known_until(soon_ms + int(longest * 1000))
         due = [identity for identity, ms in known.items() if ms <= soon_ms]
         await self.inspect(due)
         if due:
@@ -133,7 +133,7 @@ class BareWatch:
     async def round(self) -> None:
         """Read all known keys, then adopt those that no shard knows."""
         self._noticed.clear()
-        for shard in await self._keys.knowing():
+        for shard in await self._keys.shards_with_keys():
             async for known in self._pages(partial(self._keys.scan_known, shard)):
                 await self.inspect(known)
         async for found in self._pages(self._keys.scan):

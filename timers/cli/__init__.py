@@ -139,7 +139,7 @@ def _with(option: Any, command: Any) -> Any:
 def main() -> None:
     """Run the command line of this process and exit."""
     # What the imports make stays until the end. Looking through it for garbage, meanwhile and at the end, took a
-    # quarter of a short command's time. (A pod looks after itself: `collect_seldom`.)
+    # quarter of a short command's time. (A pod looks after itself: `collect_garbage_rarely`.)
     gc.set_threshold(50_000)
     atexit.register(gc.freeze)
     command: Any = typer.main.get_command(app)

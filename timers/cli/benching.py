@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from timers import logs
-from timers.app import collect_seldom
+from timers.app import collect_garbage_rarely
 from timers.cli.shared import Format, Output, run, show
 from timers.client import BATCH_LIMIT, TimerClient
 from timers.core.durations import DAY_MS
@@ -50,7 +50,7 @@ def bench(
     """Measure this server: round trips, arming, lateness, a burst. The timers have their own prefix and are removed at
     the end. While it measures, this process is a pod like any other."""
     logs.configure("console", "warning")
-    collect_seldom()
+    collect_garbage_rarely()
     measured = run(lambda client, store: _measured(_Bench(client, store, timers), seconds))
     if output is not Format.TABLE:
         show(measured, output)

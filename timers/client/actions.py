@@ -256,14 +256,14 @@ async def _act_on(timers: Sequence[Timer], act: Act | None, counts: Counts) -> N
         else:
             counts.done += 1
 
-    for failed in await _few_at_once(one, timers):
+    for failed in await _bounded_gather(one, timers):
         if isinstance(failed, Unavailable):
             failed.nothing_done = failed.nothing_done and not counts.done
         if isinstance(failed, BaseException):
             raise failed
 
 
-async def _few_at_once(call: Callable[[T], Awaitable[R]], several: Iterable[T]) -> list[R | BaseException]:
+async def _bounded_gather(call: Callable[[T], Awaitable[R]], several: Iterable[T]) -> list[R | BaseException]:
     """The results or errors, in order."""
     room = asyncio.Semaphore(AT_ONCE)
 
@@ -342,7 +342,7 @@ async def arm_again(
     number done. Raises Unavailable; timers armed before stay."""
     results: list[Replayed] = []
     for start in range(0, len(planned), PAGE):
-        for result in await _few_at_once(partial(_arm_again, store), planned[start : start + PAGE]):
+        for result in await _bounded_gather(partial(_arm_again, store), planned[start : start + PAGE]):
             if isinstance(result, BaseException):
                 raise result
             results.append(result)

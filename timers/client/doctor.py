@@ -129,7 +129,7 @@ async def _work(store: Store, roster: Roster, *, fix: bool, progress: Progress) 
             kept[prefix] += n
     return [
         *_waiting(fleet, scheduled, paused),
-        _retrying(await queries.keep_failing(store)),
+        _retrying(await queries.long_failing(store)),
         _kept(kept),
         *_pods(store, roster.members),
         await _hooks(store),

@@ -246,11 +246,11 @@ class Feed:
             return
         seconds = self._linger_until - time.monotonic()
         if seconds > 0 and not self.closed:
-            self._lingering = asyncio.create_task(self._linger(seconds))
+            self._lingering = asyncio.create_task(self._close_later(seconds))
         else:
             await self._unsubscribe()
 
-    async def _linger(self, seconds: float) -> None:
+    async def _close_later(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
         self._lingering = None
         await self._unsubscribe()

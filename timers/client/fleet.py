@@ -24,7 +24,7 @@ from timers.store.identity import Loss
 from timers.store.membership import DELIVERY_STATES, Declaration, Member, Membership, Roster
 from timers.store.notifications import is_time
 from timers.store.permits import Permits
-from timers.store.queries import Due
+from timers.store.queries import DueQueue
 from timers.store.starts import first_timers, quantiles_ms
 from timers.store.store import Queue, Store
 
@@ -70,7 +70,7 @@ class Fleet:
     """The live pods, what was declared, and the queues with something due, at one moment."""
 
     roster: Roster
-    due: Sequence[Due]
+    due: Sequence[DueQueue]
     shards: int
     now_ms: int
 
@@ -265,7 +265,7 @@ async def read_story(store: Store, timer: Timer) -> list[str]:
     """The timer's life and answers, as `explain` tells them, with what its record does not know: who serves its prefix,
     pauses and limits. Raises Unavailable."""
     now_ms, shard = await store.now_ms(), store.shard_of(timer.prefix, timer.id)
-    hold = await queries.holds(store, timer.prefix, shard)
+    hold = await queries.blocked_until(store, timer.prefix, shard)
     is_due = timer.status is Status.SCHEDULED and timer.due_ms <= now_ms
     roster = await Membership(store).read()
     obstacle = await _obstacle(store, roster, timer.prefix, shard, hold) if is_due else ""
@@ -274,13 +274,13 @@ async def read_story(store: Store, timer: Timer) -> list[str]:
 
 async def read_obstacle(store: Store, roster: Roster, prefix: str, shard: int) -> str:
     """What keeps the due timers of a queue from being claimed; empty if it is not known. Raises Unavailable."""
-    return await _obstacle(store, roster, prefix, shard, await queries.holds(store, prefix, shard))
+    return await _obstacle(store, roster, prefix, shard, await queries.blocked_until(store, prefix, shard))
 
 
 async def _obstacle(
     store: Store, roster: Roster, prefix: str, shard: int, hold: tuple[float | None, Sequence[int]]
 ) -> str:
-    """As `read_obstacle`, from what `queries.holds` told."""
+    """As `read_obstacle`, from what `queries.blocked_until` answered."""
     until_ms, pause = hold
     processor = roster.owner(prefix)
     serving = [member for member in roster.serving(prefix) if member.takes(shard)]

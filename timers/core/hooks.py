@@ -78,7 +78,7 @@ class Hook(NamedTuple):
         """The names of the events asked for."""
         return [NAMES[letter] for letter in self.letters]
 
-    def hears(self, prefix: str) -> bool:
+    def covers(self, prefix: str) -> bool:
         """Whether the hook is about timers of this prefix."""
         return covers(self.pattern, prefix)
 

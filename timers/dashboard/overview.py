@@ -232,7 +232,7 @@ class OverviewPage:
             await read_now(store, await read_stats(store, by_prefix=False)),
             await past_starts(store),
             await past_starts(store, keys.FAILED_ROOT),
-            await alarms.ringing(store),
+            await alarms.active(store),
         )
 
     async def _loaded(self, scope: Scope) -> tuple[Sequence[int], bool]:

@@ -201,7 +201,7 @@ class ServicePages:
             checks=sorted(checks, key=lambda check: order.get(check.level, 0)),
             info=await server_facts(self._parts.store),
             **await self._hooks(),
-            alarms=await alarms.ringing(self._parts.store),
+            alarms=await alarms.active(self._parts.store),
             shards=self._parts.store.shards,
             losses=self._client.losses,
         )

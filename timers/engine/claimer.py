@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import Final
 
-from timers.engine.intake import BACKLOG, CLAIM_BATCH, HOLD_SECONDS, Ask, Intake, PlannedClaim
+from timers.engine.intake import BACKLOG, CLAIM_BATCH, HOLD_SECONDS, Intake, PlannedClaim, QueueClaim
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import named
@@ -115,7 +115,7 @@ class Claimer:
         if limited:
             await self._claim_limited(wanted, limited)
 
-    async def _claim_limited(self, wanted: PlannedClaim, asks: Sequence[Ask]) -> None:
+    async def _claim_limited(self, wanted: PlannedClaim, asks: Sequence[QueueClaim]) -> None:
         """Reserve starts, claim as many timers, and give unused starts back: a round trip each for all queues."""
         most = {ask.prefix: min(ask.most, self._room_of(ask.prefix)) for ask in asks}
         with self._asking(most):
@@ -142,10 +142,10 @@ class Claimer:
         return {prefix: place for prefix, place in places.items() if place is not None}
 
     async def _claim_reserved(
-        self, cause: str, asks: Sequence[Ask], reserved: Mapping[str, Reservation], places: Mapping[str, int]
+        self, cause: str, asks: Sequence[QueueClaim], reserved: Mapping[str, Reservation], places: Mapping[str, int]
     ) -> Counter[str]:
         """Claim in one call for each shard and kind of order. Returns how many came from each queue."""
-        together: defaultdict[tuple[int, bool], list[Ask]] = defaultdict(list)
+        together: defaultdict[tuple[int, bool], list[QueueClaim]] = defaultdict(list)
         for ask in asks:
             if places.get(ask.prefix) in self._pod.shards:
                 together[places[ask.prefix], reserved[ask.prefix].limits.in_order].append(ask)
@@ -157,7 +157,9 @@ class Claimer:
             used += _numbers(claimed)
         return used
 
-    def _after(self, wanted: PlannedClaim, ask: Ask, most: Mapping[str, int], reserved: Reservation, used: int) -> int:
+    def _after(
+        self, wanted: PlannedClaim, ask: QueueClaim, most: Mapping[str, int], reserved: Reservation, used: int
+    ) -> int:
         """Plan what follows a claim from a limited queue. Returns for how many ms nothing of it may start."""
         if used == reserved.count and reserved.wait_ms:
             self._intake.mark_after(wanted.shard, ask.prefix, reserved.wait_ms / 1000)
@@ -172,7 +174,7 @@ class Claimer:
         shard: int,
         most: Mapping[str, int],
         cause: str,
-        asks: Iterable[Ask],
+        asks: Iterable[QueueClaim],
         *,
         in_order: bool = False,
         permits: Sequence[Permit] = (),
@@ -270,7 +272,7 @@ class Claimer:
             self._unanswered.remove(answered)
             answered.set_result(None)
 
-    def _follow_up(self, wanted: PlannedClaim, ask: Ask, *, has_more: bool) -> None:
+    def _follow_up(self, wanted: PlannedClaim, ask: QueueClaim, *, has_more: bool) -> None:
         """After a full batch, or one that a sweep asked for, the queue stays marked. A short batch has emptied the
         queue or met a limit; then the end of a run, or the time when the rate allows the next start, marks it again."""
         if not has_more:

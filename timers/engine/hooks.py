@@ -24,7 +24,7 @@ from timers.store import alarms, outbox
 from timers.store.alarms import TEXTS, Alarm
 from timers.store.cooperative import set_within
 from timers.store.outbox import Asked, Entry, prefixes_of
-from timers.store.queries import keep_failing
+from timers.store.queries import long_failing
 from timers.store.store import Arming
 
 LOOK_SECONDS: Final = 1.0
@@ -210,7 +210,7 @@ class Hooks:
         overdue = [f"the oldest has waited {waited_ms // 1000} s"] if waited_ms > times.overdue_ms else []
         deaf = [f"pod {pod.pod}" for pod in fleet.roster.workers if pod.delivery == "deaf"]
         lost = [str(loss) for loss in store.identity.losses.values()]
-        failing = list((await keep_failing(store, for_ms=times.failing_ms)).values())
+        failing = list((await long_failing(store, for_ms=times.failing_ms)).values())
         seen = {"retrying": failing, "overdue": overdue, "deaf": deaf, "lost": lost}
         return {kind: notes for kind, notes in seen.items() if notes}
 
@@ -240,6 +240,6 @@ def _by_target(entry: Entry, hooks: Sequence[Hook]) -> Mapping[str, Sequence[Hoo
     """For each target that must hear of the entry, the hooks about the entry's timer."""
     found: dict[str, list[Hook]] = {}
     for hook in hooks:
-        if entry.timer is not None and hook.hears(entry.timer.prefix):
+        if entry.timer is not None and hook.covers(entry.timer.prefix):
             found.setdefault(hook.prefix, []).append(hook)
     return {target: those for target, those in found.items() if any(entry.letter in hook.letters for hook in those)}

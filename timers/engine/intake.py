@@ -54,7 +54,7 @@ class DirtyQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class QueueClaim:
     """What one claim asks of one queue: at most `most` timers. `touched` is the number of the newest mark it knew, and
     `known_at` when this pod learned of the due timers; None if they had to wait for room or for the rate."""
 
@@ -69,7 +69,7 @@ class PlannedClaim:
     """One claim to make: a shard, some of its queues, and the cause."""
 
     shard: int
-    asks: list[Ask]
+    asks: list[QueueClaim]
     cause: str
 
     @property
@@ -185,7 +185,7 @@ class Intake:
         wanted: list[PlannedClaim] = []
         for (shard, cause), prefixes in claims.items():
             share = max(CLAIM_BATCH // len(prefixes), 1)
-            asks: list[Ask] = []
+            asks: list[QueueClaim] = []
             for prefix in prefixes:
                 if room <= 0:
                     break
@@ -203,7 +203,7 @@ class Intake:
         self._update_flag()
         return chosen
 
-    def emptied(self, shard: int, ask: Ask) -> None:
+    def emptied(self, shard: int, ask: QueueClaim) -> None:
         """A claim found less than it asked for, so whatever was marked before it was sent has been taken, here or
         elsewhere. Newer marks stay: their timers may have become due after the script ran."""
         lane = self._lane(ask.prefix)
@@ -268,7 +268,7 @@ def _next_queues(lane: _Lane) -> list[tuple[Queue, DirtyQueue]]:
     return [*reversed(new), *islice(lane.old.items(), lane.at_once - len(new))]
 
 
-def _ask(lane: _Lane, queue: Queue, most: int) -> Ask:
+def _ask(lane: _Lane, queue: Queue, most: int) -> QueueClaim:
     """Take a mark off, or the part of it that is asked for; the rest stays."""
     mark = lane.new.pop(queue, None) or lane.old.pop(queue)
     most = most if mark.drain else min(most, mark.wanted)
@@ -276,4 +276,4 @@ def _ask(lane: _Lane, queue: Queue, most: int) -> Ask:
     mark.since = time.monotonic()
     if mark.deep or (not mark.drain and mark.wanted > 0):
         lane.old[queue] = mark
-    return Ask(queue[1], most, mark.touched, None if mark.cause in ("room", "rate") else mark.known_at)
+    return QueueClaim(queue[1], most, mark.touched, None if mark.cause in ("room", "rate") else mark.known_at)

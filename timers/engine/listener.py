@@ -245,12 +245,12 @@ class Listener:
         is_unserved = self._peers.owner(prefix) is not None and not self._peers.serve(shard, prefix)
         is_ours = self._pod.serves(shard, prefix) or (is_unserved and shard in self._pod.shards)
         if self._bare is not None and is_ours:
-            mine = self._peers.mine(shard, prefix, timer_id)
+            mine = self._peers.is_mine(shard, prefix, timer_id)
             self._bare.heard((prefix, timer_id), self._canary.heard_until_ms, mine=mine)
 
     def _lease_expired(self, shard: int, prefix: str, timer_id: str) -> None:
         if self._pod.serves(shard, prefix):
-            if self._peers.mine(shard, prefix, timer_id):
+            if self._peers.is_mine(shard, prefix, timer_id):
                 self._intake.mark_orphan(shard, (prefix, timer_id))
             else:  # the pod whose event this is may be the dead one
                 self._sweeper.wake(shard, 0)
@@ -259,7 +259,7 @@ class Listener:
         self._sweeper.heard(shard)
         if not self._pod.serves(shard, prefix):
             return
-        mine = self._peers.share(shard, prefix, ids)
+        mine = self._peers.count_mine(shard, prefix, ids)
         if mine:
             self._intake.mark(shard, prefix, mine)
         if mine < len(ids):

@@ -47,9 +47,9 @@ class Maintenance:
     """The upkeep of one pod. Only the pod with rank 0 for a shard does it. Each kind of upkeep is a service of
     its own, so that none that fails or takes long holds up another."""
 
-    def __init__(self, pod: Pod, peers: Peers, leaves_some: Callable[[int], bool]) -> None:
-        """`leaves_some` tells of a shard whether it may have due timers or lost runs that nobody takes."""
-        self._pod, self._peers, self._leaves_some = pod, peers, leaves_some
+    def __init__(self, pod: Pod, peers: Peers, leaves_work: Callable[[int], bool]) -> None:
+        """`leaves_work` says whether a shard may have due timers or lost runs that nobody takes."""
+        self._pod, self._peers, self._leaves_work = pod, peers, leaves_work
         self._options = pod.options
         self._cursors: dict[int, str] = {}
         self._unserved_since: dict[tuple[int, str], float] = {}
@@ -102,7 +102,7 @@ class Maintenance:
 
     async def _abandon_all(self) -> None:
         for shard in self._peers.led(self._pod.shards):
-            if self._leaves_some(shard) or any(queue[0] == shard for queue in self._unserved_since):
+            if self._leaves_work(shard) or any(queue[0] == shard for queue in self._unserved_since):
                 await self.abandon_unserved(shard)
 
     async def abandon_unserved(self, shard: int) -> None:

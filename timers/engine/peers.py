@@ -145,11 +145,11 @@ class Peers:
         """Those of the shards for which this pod has rank 0, each asked when its turn comes."""
         return (shard for shard in shards if self.rank(shard) == 0)
 
-    def mine(self, shard: int, prefix: str, timer_id: str) -> bool:
+    def is_mine(self, shard: int, prefix: str, timer_id: str) -> bool:
         """Whether this pod should claim at once for an event of the timer."""
-        return self.share(shard, prefix, [timer_id.encode()]) == 1
+        return self.count_mine(shard, prefix, [timer_id.encode()]) == 1
 
-    def share(self, shard: int, prefix: str, ids: Sequence[bytes]) -> int:
+    def count_mine(self, shard: int, prefix: str, ids: Sequence[bytes]) -> int:
         """For how many of these timers' events this pod should claim at once."""
         rivals = self._rivals(shard, prefix) if self._others else ()
         return sum(self._prefers_this(zlib.crc32(each), rivals) for each in ids) if rivals else len(ids)

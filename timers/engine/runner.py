@@ -190,7 +190,7 @@ class Runner:
         outcome: Outcome | None
         try:
             if time.monotonic() + self._lease_left >= run.lease_until:
-                await self._runs.certain(run, self._lease_left)
+                await self._runs.wait_for_lease(run, self._lease_left)
             timer, processor = run.timer, run.processor
             outcome = self._barred(run) if timer.failures or "missed" in timer.spec else None
             if outcome is None:

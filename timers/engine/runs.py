@@ -123,7 +123,7 @@ class Runs:
         """Stop holding leases: they were given up, lost or settled."""
         self._held.difference_update(runs)
 
-    async def certain(self, run: Run, seconds: float) -> None:
+    async def wait_for_lease(self, run: Run, seconds: float) -> None:
         """Wait until the run's lease is certain for that long, which it normally is."""
         while time.monotonic() + seconds >= run.lease_until:
             self.in_doubt()

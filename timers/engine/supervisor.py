@@ -84,7 +84,7 @@ class Supervisor:
         return f"restarting: {how}"
 
 
-class Apart(Supervisor):
+class ThreadSupervisor(Supervisor):
     """A supervisor with a thread and an event loop of its own: its services go on while the pod's loop is blocked. Call
     it from the pod's loop."""
 

@@ -55,19 +55,19 @@ class ShardSweep:
         """When somebody was heard to touch keys of the shard."""
         self._polled_ms = self._part_ms = 0.0
         self._next_rank = self._next_orphan = 0
-        self.leaves_some = False
+        self.leaves_work = False
         """Whether the last polls found due timers that this pod does not serve, or lost runs."""
         self._everything = True
-        self._nearer = asyncio.Event()
+        self._due_sooner = asyncio.Event()
 
-    def nearer(self, due_ms: float) -> None:
+    def due_sooner(self, due_ms: float) -> None:
         """A timer of the shard was armed."""
         due_ms += STAGGER_MS * self._all.peers.rank(self._shard)
         if due_ms < self.next_poll_ms:
             self.next_poll_ms = due_ms
-            self._nearer.set()
+            self._due_sooner.set()
 
-    def everything(self) -> None:
+    def poll_everything(self) -> None:
         """Poll at once and mark whatever is due."""
         self._everything = True
         self.poll_now()
@@ -75,7 +75,7 @@ class ShardSweep:
     def poll_now(self) -> None:
         """Poll at once."""
         self.next_poll_ms = 0
-        self._nearer.set()
+        self._due_sooner.set()
 
     async def run(self) -> None:
         """Poll whenever it is time, unless another pod does."""
@@ -88,8 +88,8 @@ class ShardSweep:
         """Wait until it is time to poll; a nearer due time may be announced meanwhile."""
         clock = self._all.pod.store.clock
         while (seconds := clock.seconds_until(self._until_ms())) > 0 and clock.known:
-            self._nearer.clear()
-            await set_within(self._nearer, min(seconds, CLOCK_SECONDS))
+            self._due_sooner.clear()
+            await set_within(self._due_sooner, min(seconds, CLOCK_SECONDS))
 
     def _until_ms(self) -> float:
         return min(self.next_poll_ms, self._part_ms) if self._next_rank else self.next_poll_ms
@@ -143,7 +143,7 @@ class ShardSweep:
     def _mark(self, touched: Touched, rank: int, *, everything: bool) -> None:
         """Mark the due queues that this pod serves, and note whether there are others."""
         served = {prefix: ms for prefix, ms in touched.due.items() if self._all.pod.serves(self._shard, prefix)}
-        self.leaves_some = touched.lost or len(served) < len(touched.due) or (rank > 0 and self.leaves_some)
+        self.leaves_work = touched.lost or len(served) < len(touched.due) or (rank > 0 and self.leaves_work)
         cause = self._all.cause(everything=everything)
         for prefix, due_ms in served.items():
             if cause != "sweep" or due_ms < touched.now_ms - self._all.grace_ms:
@@ -200,14 +200,14 @@ class Sweeper:
             return NO_EVENTS_INTERVAL_MS
         return INTERVAL_MS if self.pod.store.identity.form > 1 else EARLIER_INTERVAL_MS
 
-    def leaves_some(self, shard: int) -> bool:
+    def leaves_work(self, shard: int) -> bool:
         """Whether there may be due timers of the shard, or lost runs, that no pod serves."""
-        return self.sweeps[shard].leaves_some
+        return self.sweeps[shard].leaves_work
 
     def wake(self, shard: int, due_ms: int) -> None:
         """A timer was armed that is due before the next poll."""
         if shard in self.sweeps:
-            self.sweeps[shard].nearer(due_ms)
+            self.sweeps[shard].due_sooner(due_ms)
 
     def heard(self, shard: int) -> None:
         """A trigger of the shard expired: somebody is touching."""
@@ -224,4 +224,4 @@ class Sweeper:
         """After a gap, whose cause this is: poll all shards at once and mark whatever is due."""
         self._gap = cause
         for sweep in self.sweeps.values():
-            sweep.everything()
+            sweep.poll_everything()

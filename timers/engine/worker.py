@@ -19,7 +19,7 @@ from timers.engine.peers import IdentityWatch, Peers
 from timers.engine.pod import Observer, Pod, WorkerOptions
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
-from timers.engine.supervisor import Apart, Lifespans, Supervisor
+from timers.engine.supervisor import Lifespans, Supervisor, ThreadSupervisor
 from timers.engine.sweeper import Sweeper
 from timers.errors import ConfigurationError
 from timers.logs import get_logger
@@ -101,7 +101,7 @@ class Worker:
             hooks=self._hooks,
             bare=bare if options.adopt_every_ms is not None else None,
         )
-        maintenance = Maintenance(pod, self.peers, self._sweeper.leaves_some)
+        maintenance = Maintenance(pod, self.peers, self._sweeper.leaves_work)
         # What finds and claims timers is stopped first.
         self._taking = Supervisor(
             {
@@ -116,7 +116,7 @@ class Worker:
         )
         # What runs until the last end is written.
         self._ending = Supervisor({"settler": self._runs.settle, "reporter": maintenance.report})
-        self._leasing = Apart(Leases(pod, self._runs, self.runner).services)
+        self._leasing = ThreadSupervisor(Leases(pod, self._runs, self.runner).services)
 
     def _build_peers(
         self, store: Store, registry: Registry, disagreed: Callable[[ConfigurationError], None] | None
@@ -162,7 +162,7 @@ class Worker:
         """Stop claiming at once, let runs finish and their ends be written within the drain timeout, and hand the rest
         back. If Redis does not answer, each step waits at most `hand_back_seconds` longer."""
         self._draining, hand_back_seconds = True, self._options.hand_back_seconds
-        time_out = asyncio.get_running_loop().call_later(self._options.drain_timeout_ms / 1000, self.hurry)
+        time_out = asyncio.get_running_loop().call_later(self._options.drain_timeout_ms / 1000, self.shorten_drain)
         await self._taking.stop()
         signing_off = asyncio.create_task(self.peers.stop())
         await self._until_overdue(self._claimer.finish(), and_seconds=hand_back_seconds)
@@ -181,7 +181,7 @@ class Worker:
         time_out.cancel()
         _log.info("worker drained", pod=self._options.pod)
 
-    def hurry(self) -> None:
+    def shorten_drain(self) -> None:
         """End a drain as if its timeout were over."""
         self._overdue.set()
 

@@ -59,7 +59,7 @@ async def count(
     await store.run_at(keys.ALARMS_ROOT, "alarm", [kind, "count", json.dumps(newest), shard, *parts])
 
 
-async def ringing(store: Store) -> list[Alarm]:
+async def active(store: Store) -> list[Alarm]:
     """All alarms that are not over, without those that cannot be read. Changes nothing."""
     names = [f"{keys.ALARMS_ROOT}{kind}" for kind in TEXTS]
     kept = await read(store.connections.commands, lambda asked: list(map(asked.hgetall, names)), {})

@@ -45,7 +45,7 @@ class DedicatedConnection:
     def __init__(self, connection: AbstractConnection, *, answer_s: float) -> None:
         """Takes a connection without its own timeouts; an answer may take `answer_s` seconds."""
         self._connection, self._answer_s = connection, answer_s
-        self._wire: _Wire | None = None
+        self._wire: _RedisProtocol | None = None
         self._opening = asyncio.Lock()
 
     def evalsha(self, *arguments: str | int | bytes) -> Awaitable[Any]:
@@ -71,7 +71,7 @@ class DedicatedConnection:
                 await self.close()
             raise
 
-    async def _opened(self) -> "_Wire":
+    async def _opened(self) -> "_RedisProtocol":
         async with self._opening:
             if self._wire is None or not self._wire.is_open:
                 await self.close()
@@ -81,7 +81,7 @@ class DedicatedConnection:
                 except BaseException:
                     await self.close()
                     raise
-                self._wire = _Wire(self._connection._writer.transport, self._answer_s)  # type: ignore[union-attr]
+                self._wire = _RedisProtocol(self._connection._writer.transport, self._answer_s)  # type: ignore[union-attr]
             return self._wire
 
     async def close(self) -> None:
@@ -90,7 +90,7 @@ class DedicatedConnection:
         await self._connection.disconnect(nowait=True)
 
 
-class _Wire(asyncio.Protocol):
+class _RedisProtocol(asyncio.Protocol):
     """An open connection, taken from redis-py: what is written goes to its socket, and what comes to its parser, with
     nothing between. All questions share one timer of the loop, set to the time limit of the first, which has usually
     been answered by then; one for each takes 5 µs."""

@@ -42,7 +42,7 @@ _Counts = Mapping[bytes, bytes | None]
 _OWN: Final = OWN_PREFIXES.encode()
 
 
-class Due(NamedTuple):
+class DueQueue(NamedTuple):
     """A queue with something due, and since when (ms): timers that are `ready` or `blocked` (paused, at a limit), or
     `lost` runs, whose lease is over."""
 
@@ -192,7 +192,7 @@ async def running(store: Store, shards: Sequence[int]) -> list[str]:
     return sorted(keys.text(member) for members_of_shard in members for member in members_of_shard)
 
 
-async def due(store: Store) -> tuple[list[Due], int]:
+async def due(store: Store) -> tuple[list[DueQueue], int]:
     """The queues with timers that are due or runs that are lost, those of each kind and shard that have waited longest,
     and the server's time."""
     now_ms = await store.now_ms()
@@ -203,12 +203,12 @@ async def due(store: Store) -> tuple[list[Due], int]:
         ],
         [],
     )
-    found: dict[tuple[int, str, str], Due] = {}
+    found: dict[tuple[int, str, str], DueQueue] = {}
     for place, (entries, kind) in enumerate(zip(waiting, cycle(_KINDS.values()), strict=False)):
         shard = place // len(_KINDS)
         for name, since_ms in entries:
             prefix = keys.text(name.partition(b":")[0])
-            found.setdefault((shard, prefix, kind), Due(shard, prefix, since_ms, kind))
+            found.setdefault((shard, prefix, kind), DueQueue(shard, prefix, since_ms, kind))
     return list(found.values()), now_ms
 
 
@@ -232,7 +232,7 @@ async def paused(store: Store) -> list[str]:
     return sorted({keys.text(member) for members in found for member in members})
 
 
-async def holds(store: Store, prefix: str, shard: int) -> tuple[float | None, Sequence[int]]:
+async def blocked_until(store: Store, prefix: str, shard: int) -> tuple[float | None, Sequence[int]]:
     """Until when nothing of a queue may start (None, epoch ms, or `inf` while it is paused), and when it was last
     paused and resumed."""
 
@@ -303,7 +303,7 @@ async def groups(store: Store, prefix: str, status: Status) -> tuple[list[Group]
     ], len(found)
 
 
-async def keep_failing(store: Store, *, for_ms: int = FAILING_MS) -> dict[str, str]:
+async def long_failing(store: Store, *, for_ms: int = FAILING_MS) -> dict[str, str]:
     """For each prefix with a timer that has failed for this long and is tried again: how many do, since when, and the
     commonest error. Only the prefixes with most. Raises Unavailable."""
     until_ms = store.clock.now_ms() - for_ms

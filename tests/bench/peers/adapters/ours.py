@@ -10,7 +10,7 @@ from tests.bench.peers.adapters.orders import CHUNK, KEEP, URL, Job, Order, one_
 from tests.bench.pod import RETENTION_MS, serve
 from tests.members import declare
 from timers import Context, NewTimer, Timer, processor
-from timers.app import collect_seldom
+from timers.app import collect_garbage_rarely
 from timers.client import client_over, open_store
 from timers.logs import configure
 from timers.processor import Registry
@@ -34,7 +34,7 @@ async def timed(timer: Timer, context: Context) -> None:
 
 async def arm(order: Order) -> float:
     """Arm what is ordered, as docs/reference.md says of many timers."""
-    collect_seldom()
+    collect_garbage_rarely()
     store = await open_store(connect(URL), shards=SHARDS)
     await declare(store, "bench-noop", "bench-timed")
     prefix = f"bench-{order.job}"
@@ -56,7 +56,7 @@ async def arm(order: Order) -> float:
 def work() -> None:
     """Work until the input ends."""
     configure("json", "warning")
-    collect_seldom()
+    collect_garbage_rarely()
     retention_ms = RETENTION_MS if KEEP else 0
     asyncio.run(serve(URL, f"pod-{os.getpid()}", Registry([noop, timed]), LEASE_MS, retention_ms, shards=SHARDS))
 
