@@ -233,7 +233,8 @@ class Registry:
 
     def __init__(self, processors: Iterable[Processor], only: Iterable[str] = ()) -> None:
         self._by_prefix: dict[str, Processor] = {}
-        self._only = tuple(only)
+        self.only = tuple(only)
+        """What the pod is limited to; empty for no limit."""
         self._known: dict[str, Processor | None] = {}
         for found in processors:
             self._add(found)
@@ -256,7 +257,7 @@ class Registry:
         return self._known[prefix]
 
     def _search(self, prefix: str) -> Processor | None:
-        if self._only and owner(prefix, self._only) is None:
+        if self.only and owner(prefix, self.only) is None:
             return None
         found = owner(prefix, self._by_prefix)
         return None if found is None else self._by_prefix[found]
@@ -278,20 +279,15 @@ class Registry:
     def declared(self) -> tuple[str, ...]:
         """The prefixes of the processors that this pod can run, sorted. If the pod is limited, only those that overlap
         with the limit."""
-        return tuple(p for p in sorted(self._by_prefix) if not self._only or any(_overlap(p, o) for o in self._only))
+        return tuple(p for p in sorted(self._by_prefix) if not self.only or any(_overlap(p, o) for o in self.only))
 
     def check_only(self) -> None:
         """Raises ConfigurationError if the pod is limited to a prefix that none of its processors can serve."""
-        for part in self._only:
+        for part in self.only:
             if not any(_overlap(declared, part) for declared in self._by_prefix):
                 known = ", ".join(sorted(self._by_prefix)) or "none"
                 rule = f"prefixes that a processor of this pod serves; it has processors for: {known}"
                 raise ConfigurationError(str(FieldError("TIMERS_PREFIXES", shown(part), rule)))
-
-    @property
-    def only(self) -> tuple[str, ...]:
-        """What the pod is limited to (`TIMERS_PREFIXES`); empty for no limit."""
-        return self._only
 
     @property
     def processors(self) -> tuple[Processor, ...]:

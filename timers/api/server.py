@@ -224,11 +224,8 @@ class ApiServer:
     def url(self) -> str:
         """The address for clients on this machine, with the port that was really taken."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)  # noqa: S104 (compared, not bound)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self._address()[1]}"
-
-    def _address(self) -> tuple[Any, ...]:
-        address: tuple[Any, ...] = self._listener.sockets[0].getsockname()
-        return address
+        port = self._listener.sockets[0].getsockname()[1]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def stop(self) -> None:
         """Stop listening, finish the requests in progress, and close the connections."""
