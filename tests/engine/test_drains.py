@@ -176,15 +176,15 @@ async def test_a_pod_that_cannot_sign_off_lets_its_runs_finish_meanwhile(fleet: 
     held = Held()
     pod = await fleet.pod(held)
     leaving = asyncio.Event()
-    run_at = pod.store.run_at
+    run = pod.store.run
 
-    async def never_answered(root: str, *script: Any, **options: Any) -> Any:
-        if root != keys.PODS_ROOT or pod.worker.health().services["peers"] != "stopped":
-            return await run_at(root, *script, **options)
+    async def never_answered(name: str, where: int | str, *rest: Any, **options: Any) -> Any:
+        if where != keys.PODS_ROOT or pod.worker.health().services["peers"] != "stopped":
+            return await run(name, where, *rest, **options)
         await leaving.wait()
         raise RuntimeError("the db is not what it was")
 
-    pod.store.run_at = never_answered  # type: ignore[method-assign]
+    pod.store.run = never_answered  # type: ignore[method-assign]
     await fleet.client.create("note", "x", delay=0)
     await until(lambda: len(held) == 1, "it runs")
     draining = asyncio.create_task(fleet.drain(pod))

@@ -276,9 +276,9 @@ async def test_lost_hooks_of_a_db_that_was_emptied_are_asked_for_again(fleet: Fl
         await fleet.redis.flushdb()
 
         async def asked_again() -> bool:
-            return bool(await fleet.redis.exists(f"{keys.root(0)}hooks"))
+            return await fleet.redis.exists(f"{keys.root(0)}hooks", f"{keys.PODS_ROOT}declared") == 2
 
-        await eventually(asked_again, "the hook is asked for again")
+        await eventually(asked_again, "the hook is asked for and the prefix declared again")
         await fleet.client.create("note", "a", delay="1h")
         await until(lambda: receiver.received, "it is told")
         assert set(told(receiver.received)) == {"timer.armed"}

@@ -87,14 +87,14 @@ async def test_the_last_place_is_taken_once_by_pods_that_ask_at_the_same_time(st
 
 async def test_the_places_of_a_caller_that_died_are_free_again(store: Store) -> None:
     quota = Quota(1, ("a",), 100)
-    await store.run_at(keys.ACCESS_ROOT, "book", ["", 200, 1, "a"])
+    await store.run("book", keys.ACCESS_ROOT, ["", 200, 1, "a"])
     assert await codes(client_over(store), quota, timer("a", "1")) == ["created"]
 
 
 async def test_a_booking_of_other_prefixes_takes_no_place(store: Store) -> None:
-    await store.run_at(keys.ACCESS_ROOT, "book", ["", 60_000, 5, "b* c"])
+    await store.run("book", keys.ACCESS_ROOT, ["", 60_000, 5, "b* c"])
     assert await codes(client_over(store), Quota(1, ("a",), 100), timer("a", "1")) == ["created"]
-    (_, ahead) = await store.run_at(keys.ACCESS_ROOT, "book", ["", 60_000, 1, "bx"])
+    (_, ahead) = await store.run("book", keys.ACCESS_ROOT, ["", 60_000, 1, "bx"])
     assert ahead == 5
 
 
@@ -171,7 +171,7 @@ async def test_a_quota_over_names_looks_at_no_other_prefix(real: Store) -> None:
     await redis.hset("timers:{0}:counts", mapping=others)
     await redis.config_resetstat()
     for code in ("created", "full"):
-        (reply,) = await Quotas(real).arm([arming(code, prefix="acme", due="+3600000")], quota, edit_lock_ms=0)
+        (reply,) = await Quotas(real).arm([arming(code, prefix="acme", due="+3600000")], quota)
         assert reply.code == code
     stats = await redis.info("commandstats")
     await redis.hdel("timers:{0}:counts", *others)
@@ -187,7 +187,7 @@ async def commands_of_a_create(store: Store, timer_id: str) -> dict[str, int]:
     redis: Any = store.connections.commands
     await redis.config_resetstat()
     quota = Quota(100, ("acme-*",), 100)
-    (reply,) = await Quotas(store).arm([arming(timer_id, prefix="acme-mail", due=HOUR)], quota, edit_lock_ms=0)
+    (reply,) = await Quotas(store).arm([arming(timer_id, prefix="acme-mail", due=HOUR)], quota)
     assert reply.code == "created"
     stats = await redis.info("commandstats")
     return {name: stat["calls"] for name, stat in stats.items()}
@@ -244,7 +244,7 @@ async def test_a_timer_that_starts_or_ends_while_prefixes_are_looked_for_makes_n
         patch.object(Pipeline, "execute", part),
         patch.object(Store, "run", script),
     ):
-        (reply,) = await Quotas(real).arm([arming(prefix="tnew")], quota, edit_lock_ms=0)
+        (reply,) = await Quotas(real).arm([arming(prefix="tnew")], quota)
     assert reply.code == code
     assert len(waiting) < len(NAMES) / 2
 
@@ -263,11 +263,11 @@ async def test_a_quota_over_a_pattern_holds_in_a_db_without_its_index(store: Sto
 async def test_a_quota_over_a_pattern_begins_anew_in_an_emptied_db(real: Store) -> None:
     quotas, quota = Quotas(real), Quota(1, ("t*",), 1)
     for code in ("created", "prefixes"):
-        (reply,) = await quotas.arm([arming(prefix=f"t{code}", due=HOUR)], quota, edit_lock_ms=0)
+        (reply,) = await quotas.arm([arming(prefix=f"t{code}", due=HOUR)], quota)
         assert reply.code == code
     await real.connections.commands.flushdb()
     for code in ("created", "prefixes"):
-        (reply,) = await quotas.arm([arming(prefix=f"t{code}", due=HOUR)], quota, edit_lock_ms=0)
+        (reply,) = await quotas.arm([arming(prefix=f"t{code}", due=HOUR)], quota)
         assert reply.code == code
 
 

@@ -43,7 +43,7 @@ from timers.logs import get_logger
 from timers.setting_values import redacted
 from timers.settings import Settings, load_worker_settings
 from timers.store import outbox, queries
-from timers.store.callers import Quota
+from timers.store.callers import Quota, Quotas
 from timers.store.codec import encode_act
 from timers.store.connect import Connections, DedicatedConnection, connect
 from timers.store.filters import Filter, Visible
@@ -96,7 +96,8 @@ class TimerClient(Timers):
 
     def _use(self, store: Store) -> Store:
         self._store, self._feed, self._declared = store, Feed(partial(changes, store.connections)), Declared(store)
-        self._group_commit = GroupCommit(store, edit_lock_ms=self._edit_lock_ms)
+        self._quotas = Quotas(store, edit_lock_ms=self._edit_lock_ms)
+        self._group_commit = GroupCommit(store, self._quotas, edit_lock_ms=self._edit_lock_ms)
         return store
 
     async def __aenter__(self) -> Self:
@@ -160,7 +161,7 @@ class TimerClient(Timers):
         if refused:
             planned = [refused.get(p.prefix, p) if isinstance(p, Arming) else p for p in planned]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
-        answers = iter(await self._group_commit.arm_all(armings, self._quota, via))
+        answers = iter(await self._quotas.arm(armings, self._quota, via))
         return [armed(next(answers), self._quota) if isinstance(p, Arming) else p for p in planned]
 
     async def get(self, prefix: str, id: str) -> Timer:
@@ -237,7 +238,7 @@ class TimerClient(Timers):
         version: int | None = None,
     ) -> Timer:
         """Move the due time: `delay=` or `due_at=`. Raises as `cancel`."""
-        due = {name: value for name, value in (("delay", delay), ("due_at", due_at)) if value is not None}
+        due = _due(delay, due_at)
         if not due:
             raise InvalidInput.of("delay", None, "exactly one of delay and due_at")
         return await self.change(prefix, id, TimerChange.parse(due), version=version)
@@ -253,7 +254,7 @@ class TimerClient(Timers):
         """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled."""
         await self._open()
         cause = encode_act("retried", self._by)
-        answer = await self._group_commit.rearm(check_prefix(prefix), check_id(id), self._quota, cause=cause)
+        answer = await self._quotas.rearm(check_prefix(prefix), check_id(id), self._quota, cause=cause)
         return self._did("retry", accepted(answer, prefix, id, ("changed",), self._quota))
 
     async def list(self, *, limit: int = LIST_LIMIT, cursor: str | None = None, **wanted: Unpack[FilterFields]) -> Page:
@@ -289,16 +290,8 @@ class TimerClient(Timers):
         is counted and stops nothing, and those that change meanwhile are left alone. `stop` is asked after each page;
         the same call with the `next_cursor` then continues. A checked BulkAction says all of this by itself."""
         if not isinstance(action, BulkAction):
-            due = {name: value for name, value in (("delay", delay), ("due_at", due_at)) if value is not None}
-            given = {
-                "action": action,
-                "filter": filter,
-                "dry_run": dry_run,
-                "cursor": cursor,
-                "changes": changes,
-                **due,
-            }
-            action = BulkAction.parse(given)
+            given = {"action": action, "filter": filter, "dry_run": dry_run, "cursor": cursor, "changes": changes}
+            action = BulkAction.parse({**given, **_due(delay, due_at)})
         store = await self._open()
         since_ms = await store.now_ms() if action.cursor is None else begun(action.cursor)[0]
         change = action.change_from(since_ms)
@@ -418,6 +411,11 @@ class TimerClient(Timers):
         if not store.identity.armed:
             await store.identity.refresh()
         return store
+
+
+def _due(delay: Delay | None, due_at: Time | None) -> dict[str, Any]:
+    """The fields that were given."""
+    return {name: value for name, value in (("delay", delay), ("due_at", due_at)) if value is not None}
 
 
 async def open_store(connections: Connections, *, shards: int | None = None) -> Store:

@@ -26,8 +26,8 @@ _Group = int | Quota
 class GroupCommit:
     """The arms of one client."""
 
-    def __init__(self, store: Store, *, edit_lock_ms: int) -> None:
-        self._store, self._quotas, self._edit_lock_ms = store, Quotas(store), edit_lock_ms
+    def __init__(self, store: Store, quotas: Quotas, *, edit_lock_ms: int) -> None:
+        self._store, self._quotas, self._edit_lock_ms = store, quotas, edit_lock_ms
         self._waiting: defaultdict[_Group, list[_Waiting]] = defaultdict(list)
         self._busy: dict[_Group, asyncio.Task[None] | None] = {}
 
@@ -43,7 +43,7 @@ class GroupCommit:
         connection = self._store.connections.borrow()
         try:
             if quota is not None:
-                return (await self.arm_all([arming], quota))[0]
+                return (await self._quotas.arm([arming], quota))[0]
             return await self._store.arm_one(arming, edit_lock_ms=self._edit_lock_ms, via=connection)
         finally:
             if group in self._waiting:
@@ -79,20 +79,6 @@ class GroupCommit:
                 raise error from None
         return [result for part in parts for result in part.result()]
 
-    async def arm_all(
-        self, armings: Sequence[Arming], quota: Quota | None = None, via: DedicatedConnection | None = None
-    ) -> list[Reply]:
-        """As `Store.arm`, or `Quotas.arm`."""
-        if quota is None:
-            return await self._store.arm(armings, edit_lock_ms=self._edit_lock_ms, via=via)
-        return await self._quotas.arm(armings, quota, edit_lock_ms=self._edit_lock_ms)
-
-    async def rearm(self, prefix: str, timer_id: str, quota: Quota | None, *, cause: str) -> Reply:
-        """As `Store.rearm`, or `Quotas.rearm`."""
-        if quota is None or quota.most is None:  # its prefix has timers already
-            return await self._store.rearm(prefix, timer_id, cause=cause)
-        return await self._quotas.rearm(prefix, timer_id, quota, cause=cause)
-
     async def _work(self, group: _Group, connection: DedicatedConnection | None) -> None:
         """Arm until nobody waits."""
         try:
@@ -113,7 +99,7 @@ class GroupCommit:
     async def _arm(self, some: list[_Waiting], group: _Group, connection: DedicatedConnection | None) -> None:
         armings = [arming for arming, _ in some]
         try:
-            answers = await self.arm_all(armings, group if isinstance(group, Quota) else None, connection)
+            answers = await self._quotas.arm(armings, group if isinstance(group, Quota) else None, connection)
         except Exception as error:  # noqa: BLE001 (each caller gets it)
             for _, waiting in some:
                 if not waiting.done():

@@ -47,7 +47,7 @@ class Alarm:
 
 async def note(store: Store, kind: str, newest: Sequence[Mapping[str, Any]]) -> None:
     """Note that something is wrong now."""
-    await store.run_at(keys.ALARMS_ROOT, "alarm", [kind, "note", json.dumps(newest)])
+    await store.run("alarm", keys.ALARMS_ROOT, [kind, "note", json.dumps(newest)])
 
 
 async def count(
@@ -56,7 +56,7 @@ async def count(
     """As `note`, and count a timer for each entry of the shard's outbox, given as (id, prefix), oldest first. Two pods
     may count the same entries; each counts once."""
     parts = [part for entry in entries for part in entry]
-    await store.run_at(keys.ALARMS_ROOT, "alarm", [kind, "count", json.dumps(newest), shard, *parts])
+    await store.run("alarm", keys.ALARMS_ROOT, [kind, "count", json.dumps(newest), shard, *parts])
 
 
 async def active(store: Store) -> list[Alarm]:
@@ -75,7 +75,7 @@ async def poll(store: Store, kind: str, *, gather_ms: int, again_ms: int, calm_m
     """The alarm, if there is one. The first message is due after `gather_ms`, the next ones every `again_ms` while
     there is more, the last `calm_ms` after the newest note. An alarm that cannot be read is forgotten."""
     arguments: list[Argument] = [kind, "look", gather_ms, again_ms, calm_ms]
-    what, flat = await store.run_at(keys.ALARMS_ROOT, "alarm", arguments)
+    what, flat = await store.run("alarm", keys.ALARMS_ROOT, arguments)
     fields = {keys.text(flat[i]): keys.text(flat[i + 1]) for i in range(0, len(flat), 2)}
     try:
         return _alarm(kind, keys.text(what), fields) if fields else None
@@ -88,7 +88,7 @@ async def poll(store: Store, kind: str, *, gather_ms: int, again_ms: int, calm_m
 async def sent(store: Store, alarm: Alarm, what: str) -> None:
     """The message was armed."""
     arguments: list[Argument] = [alarm.kind, "told", alarm.since_ms, alarm.number, what, alarm.noted_ms, alarm.count]
-    await store.run_at(keys.ALARMS_ROOT, "alarm", arguments)
+    await store.run("alarm", keys.ALARMS_ROOT, arguments)
 
 
 def _alarm(kind: str, what: str, fields: Mapping[str, str]) -> Alarm:

@@ -21,6 +21,7 @@ from redis.exceptions import ResponseError
 from timers.errors import Unavailable
 from timers.processor import Rate
 from timers.store import keys
+from timers.store.connect import DedicatedConnection
 from timers.store.scripts import Argument, reachable, read
 from timers.store.store import Arming, Reply, Store
 from timers.store.upkeep import index_prefixes
@@ -113,7 +114,7 @@ class Callers:
 
     async def wait_ms(self, key_id: str, rate: Rate) -> int:
         """How long the key's next call must wait; 0 if this call may pass, which then counts."""
-        (wait_ms,) = await self._store.run_at(keys.ACCESS_ROOT, "admit", [key_id, rate.interval_us, rate.burst])
+        (wait_ms,) = await self._store.run("admit", keys.ACCESS_ROOT, [key_id, rate.interval_us, rate.burst])
         return int(wait_ms)
 
 
@@ -145,38 +146,44 @@ class Quota:
 
 
 class Quotas:
-    """The quotas of one db. Methods raise Unavailable while Redis is down; places in doubt are free again after
-    BOOKED_MS."""
+    """Arms timers of one db within a quota, or without one. Methods raise Unavailable while Redis is down; places in
+    doubt are free again after BOOKED_MS."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, *, edit_lock_ms: int = 0) -> None:
+        self._store, self._edit_lock_ms = store, edit_lock_ms
         self._redis = store.connections.commands
         self._turns: defaultdict[Quota, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def arm(self, armings: Sequence[Arming], quota: Quota, *, edit_lock_ms: int) -> list[Reply]:
+    async def arm(
+        self, armings: Sequence[Arming], quota: Quota | None, via: DedicatedConnection | None = None
+    ) -> list[Reply]:
         """As `Store.arm`, with two more codes: `full` if there is no place, `prefixes` if the prefix would be one too
         many. The bound on prefixes is checked before arming, so simultaneous callers may each pass it by what they
         add."""
+        if quota is None:
+            return await self._store.arm(armings, edit_lock_ms=self._edit_lock_ms, via=via)
         answers: dict[int, Reply] = {}
         async with self._turns[quota]:
             for _ in range(ROUNDS):
                 left = [place for place in range(len(armings)) if answers.get(place, _NO_PLACE).code == "full"]
-                came, room = await self._arm([armings[place] for place in left], quota, edit_lock_ms)
+                came, room = await self._arm([armings[place] for place in left], quota)
                 answers |= dict(zip(left, came, strict=True))
                 if room == 0 or not any(answer.code == "full" for answer in came):
                     break
         return [answers[place] for place in range(len(armings))]
 
-    async def _arm(self, armings: Sequence[Arming], quota: Quota, edit_lock_ms: int) -> tuple[list[Reply], int]:
+    async def _arm(self, armings: Sequence[Arming], quota: Quota) -> tuple[list[Reply], int]:
         """One round; also returns how many places there were."""
         async with self._booked(len(armings), quota) as (room, known):
             allowed = _within(armings, known, quota)
             some = [arming for arming in armings if arming.prefix in allowed]
-            answers = iter(await self._store.arm(some, edit_lock_ms=edit_lock_ms, room=room))
+            answers = iter(await self._store.arm(some, edit_lock_ms=self._edit_lock_ms, room=room))
         return [next(answers) if arming.prefix in allowed else _ONE_TOO_MANY for arming in armings], room
 
-    async def rearm(self, prefix: str, timer_id: str, quota: Quota, *, cause: str) -> Reply:
+    async def rearm(self, prefix: str, timer_id: str, quota: Quota | None, *, cause: str) -> Reply:
         """As `Store.rearm`, with one more code: `full` if there is no place."""
+        if quota is None or quota.most is None:  # its prefix has timers already
+            return await self._store.rearm(prefix, timer_id, cause=cause)
         async with self._turns[quota], self._booked(1, quota) as (room, _):
             return await self._store.rearm(prefix, timer_id, cause=cause, full=room == 0)
 
@@ -194,7 +201,7 @@ class Quotas:
         patterns, booking, until = " ".join(quota.prefixes), b"", time.monotonic() + TURN_SECONDS
         while True:
             asked: list[Argument] = [booking, BOOKED_MS, wanted, patterns]
-            booking, ahead = await self._store.run_at(keys.ACCESS_ROOT, "book", asked)
+            booking, ahead = await self._store.run("book", keys.ACCESS_ROOT, asked)
             scheduled, known = await self._counted(quota)
             room = wanted if quota.most is None else min(max(quota.most - scheduled - ahead, 0), wanted)
             if room == wanted or ahead == 0 or time.monotonic() > until:

@@ -24,6 +24,7 @@ from timers.errors import ConfigurationError
 from timers.setting_values import check_redis_url
 
 ANSWER_TIMEOUT_SECONDS: Final = 5.0
+POOL_SIZE: Final = 32
 CONNECT_SHARE: Final = 0.4
 """Share of the answer's time that connecting may take."""
 
@@ -211,35 +212,26 @@ class Connections:
         await self.commands.aclose(close_connection_pool=True)
 
 
-def connect(url: str, *, pool_size: int = 32, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS) -> Connections:
+def connect(url: str, *, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS) -> Connections:
     """Clients for a URL (`redis://`, `rediss://`, `unix://`). Opens nothing yet. Raises ConfigurationError."""
+    given: dict[str, Any] = {
+        "max_connections": POOL_SIZE,
+        "timeout": answer_timeout_seconds,
+        "socket_timeout": answer_timeout_seconds,
+        "socket_connect_timeout": CONNECT_SHARE * answer_timeout_seconds,
+    }
+    # With protocol 3, the pool would hand out connections that the server has closed.
+    fixed = {"retry": _NEVER, "protocol": 2, "decode_responses": False}
     try:
         check_redis_url(url)
-        commands = _client(url, pool_size, answer_timeout_seconds)
-        connections = Connections(commands, commands.connection_pool.connection_kwargs.get("db", 0))
+        pool = BlockingConnectionPool(**{**given, **parse_url(url), **fixed})
+        kind = pool.connection_class
+        pool.connection_class = type(f"Improved{kind.__name__}", (_Improved, kind), {})
+        connections = Connections(Redis.from_pool(pool), pool.connection_kwargs.get("db", 0))
         connections.dial()  # an unknown option of the URL is refused only here
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
     return connections
-
-
-def _client(url: str, size: int, answer_timeout_seconds: float) -> Redis:
-    given: dict[str, Any] = {
-        "max_connections": size,
-        "timeout": answer_timeout_seconds,
-        "socket_timeout": answer_timeout_seconds,
-        "socket_connect_timeout": CONNECT_SHARE * answer_timeout_seconds,
-        **parse_url(url),
-    }
-    # With protocol 3, the pool would hand out connections that the server has closed.
-    fixed = {"retry": _NEVER, "protocol": 2, "decode_responses": False}
-    pool = BlockingConnectionPool(**{**given, **fixed})
-    pool.connection_class = _improved(pool.connection_class)
-    return Redis.from_pool(pool)
-
-
-def _improved(kind: type[AbstractConnection]) -> type[AbstractConnection]:
-    return type(f"Improved{kind.__name__}", (_Improved, kind), {})
 
 
 class _Improved(AbstractConnection):

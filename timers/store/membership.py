@@ -213,7 +213,7 @@ class Membership:
 
     async def _run(self, pod: str, state: str, version: bytes, card: str = "", *declares: str) -> list[Any]:
         arguments: list[Argument] = [pod, state, self._forget_after_ms, version, card, *declares]
-        return await self._store.run_at(keys.PODS_ROOT, "beat", arguments)
+        return await self._store.run("beat", keys.PODS_ROOT, arguments)
 
     async def read(self) -> Roster:
         """Read who is alive without giving a sign of life. Writes nothing."""

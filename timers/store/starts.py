@@ -95,7 +95,7 @@ FAILED: Final = 1
 async def add_starts(store: Store, counts: Mapping[int, int], root: str = keys.FIRED_ROOT) -> None:
     """Add the newest starts, by bucket, to the rings, or failed attempts to theirs. Raises Unavailable."""
     flat = [part for bucket, n in counts.items() for part in (bucket, n)]
-    await store.run_at(root, "fired", flat)
+    await store.run("fired", root, flat)
 
 
 async def past_starts(store: Store, root: str = keys.FIRED_ROOT) -> dict[str, Ring]:

@@ -2,7 +2,7 @@
 
 import time
 import zlib
-from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -412,15 +412,17 @@ class Store:
             return Reply("newer", None, self.refusals.met_newer(f"{prefix}:{timer_id}", record))
         return Reply(code.decode(), codec.readable(prefix, timer_id, record) if record else None)
 
-    def run(
-        self, name: str, shard: int, arguments: Sequence[scripts.Argument], *, via: DedicatedConnection | None = None
-    ) -> Coroutine[Any, Any, list[Any]]:
-        return self.run_at(keys.root(shard), name, arguments, via=via)
-
-    async def run_at(
-        self, root: str, name: str, arguments: Sequence[scripts.Argument], *, via: DedicatedConnection | None = None
+    async def run(
+        self,
+        name: str,
+        where: int | str,
+        arguments: Sequence[scripts.Argument],
+        *,
+        via: DedicatedConnection | None = None,
     ) -> list[Any]:
-        """Run a script. Every answer begins with the server's time, which sets the clock and is removed."""
+        """Run a script on a shard or on the root of other keys. Every answer begins with the server's time, which sets
+        the clock and is removed."""
+        root = where if isinstance(where, str) else keys.root(where)
         call, sent = scripts.ScriptCall(name, root, arguments), time.monotonic()
         try:
             reply: list[Any] = await scripts.run(via or self.connections.commands, call, self._wake)

@@ -207,7 +207,7 @@ local function set_body(r, spec, progress)
   r.body = (spec or old_spec) .. '\n' .. (progress or old_progress) .. history
 end
 
--- Add a history entry: `said` is a cause (timers/core/causes.py) and, after a space, what only this entry knows. A start also
+-- Add a history entry: `said` is a cause (timers/core/model.py) and, after a space, what only this entry knows. A start also
 -- has a pod, a lateness and a processor; an end has in the place of the lateness how long claiming, waiting and running took.
 -- Every change of a record has an entry, so each change raises the version.
 local function note(r, said, pod, lateness, processor)
