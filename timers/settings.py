@@ -286,13 +286,13 @@ class Settings(BaseModel):
         """The settings that should be the same on all pods, by name, with the outbox if messages may go there."""
         fields = ("lease_ms", "retention_ms", "retention_failed_ms", "edit_lock_ms", "adopt_every_ms")
         given = {field: getattr(self, field) for field in fields}
-        told = {
+        reported = {
             _setting_name(field): LENGTHLESS[field] if value is None else str(Duration(ms=value))
             for field, value in given.items()
         }
         if self.outbox is not None and None in (self.smtp_url, self.sms_url):
-            told[_setting_name("outbox")] = str(self.outbox)
-        return told
+            reported[_setting_name("outbox")] = str(self.outbox)
+        return reported
 
 
 LENGTHLESS: Final = {"retention_failed_ms": "forever", "adopt_every_ms": "off"}

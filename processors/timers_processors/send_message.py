@@ -52,8 +52,8 @@ def reason_to_skip(found: Mapping[str, Any] | None, unless: Iterable[str]) -> st
     """Why the user gets no message; None if they get one."""
     if found is None or found.get("active") is False:
         return "the user has left"
-    told = next((name for name in unless if found.get(name)), None)
-    return None if told is None else "the user has left" if told == "left" else f"the user is {told}"
+    reason = next((name for name in unless if found.get(name)), None)
+    return None if reason is None else "the user has left" if reason == "left" else f"the user is {reason}"
 
 
 RETRY: Final = {"backoff": ["30s", "2m", "10m", "30m", "1h", "3h"]}

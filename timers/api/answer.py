@@ -63,7 +63,7 @@ PENDING_RETRY_AFTER_SECONDS: Final = 60
 
 _REPEAT: Final = "repeat it with PUT, or with an id and if_exists 'keep'"
 
-ERRORS_TOLD: Final = 20
+ERRORS_SHOWN: Final = 20
 """The most entries in `errors[]`. A body can hold thousands of mistakes, and the answer must not be larger than the
 request."""
 
@@ -144,8 +144,8 @@ def body_of(kind: ProblemType, detail: str, **members: Any) -> dict[str, Any]:
 
 def _response(body: dict[str, Any]) -> web.Response:
     answered = request_id.get()
-    told = body if answered is None else {**body, "request_id": answered}
-    response = web.Response(status=body["status"], body=json.dumps(told).encode(), content_type=CONTENT_TYPE)
+    shown = body if answered is None else {**body, "request_id": answered}
+    response = web.Response(status=body["status"], body=json.dumps(shown).encode(), content_type=CONTENT_TYPE)
     if body["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
         response.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
     return response
@@ -187,9 +187,9 @@ def problem_body(error: TimersError) -> dict[str, Any]:
     fields = error.errors if isinstance(error, InvalidInput) else _fields_in(error)
     if not fields:
         return body_of(error.problem, str(error))
-    told = fields[:ERRORS_TOLD]
-    rest = f"; and {len(fields) - len(told)} more" if len(fields) > len(told) else ""
-    return body_of(error.problem, "; ".join(map(str, told)) + rest, errors=[field_json(field) for field in told])
+    shown = fields[:ERRORS_SHOWN]
+    rest = f"; and {len(fields) - len(shown)} more" if len(fields) > len(shown) else ""
+    return body_of(error.problem, "; ".join(map(str, shown)) + rest, errors=[field_json(field) for field in shown])
 
 
 def _fields_in(error: TimersError) -> tuple[FieldError, ...]:

@@ -148,7 +148,7 @@ class _Document:
             "paths": self._paths(OPERATIONS),
             "components": {
                 "schemas": dict(sorted(self._schemas.items())),
-                "headers": {name: _header(*told) for name, told in _HEADERS.items()},
+                "headers": {name: _header(*described) for name, described in _HEADERS.items()},
                 "securitySchemes": _SCHEMES,
             },
         }
@@ -160,7 +160,7 @@ class _Document:
         return dict(paths)
 
     def _operation(self, operation: Operation) -> Json:
-        told: Json = {
+        described: Json = {
             "operationId": operation.id,
             "summary": operation.summary,
             "tags": [operation.tag],
@@ -169,36 +169,36 @@ class _Document:
             "responses": {**self._answers(operation.answers), **_problems(operation)},
         }
         if operation.right:
-            told["description"] = f"Needs the right `{operation.right}` if keys are in use."
+            described["description"] = f"Needs the right `{operation.right}` if keys are in use."
         if operation.body:
             content = {media_type: self._content(media_type, body) for media_type, body in operation.body.items()}
-            told["requestBody"] = {"required": True, "content": content}
-        return told
+            described["requestBody"] = {"required": True, "content": content}
+        return described
 
     def _query(self, model: type[BaseModel] | None) -> Iterable[Json]:
         """The parameters of a query. One that may be a list is described as a list, so that it may come several
         times."""
         for name, schema in self._of_fields(model).items() if model is not None else ():
             whole = schema["anyOf"][0] if {"type": "null"} in schema.get("anyOf", ()) else schema
-            told = self._resolved(whole)
-            several = next((part for part in told.get("anyOf", ()) if part.get("type") == "array"), whole)
+            described = self._resolved(whole)
+            several = next((part for part in described.get("anyOf", ()) if part.get("type") == "array"), whole)
             yield {
                 "name": name,
                 "in": "query",
-                "description": told["description"],
+                "description": described["description"],
                 "required": False,
                 "schema": several,
-                "example": told["examples"][-1],
+                "example": described["examples"][-1],
             }
 
     def _answers(self, answers: Iterable[Answer]) -> Json:
-        told: Json = {}
+        described: Json = {}
         for answer in answers:
-            one = told.setdefault(str(answer.status), {"description": answer.description})
+            one = described.setdefault(str(answer.status), {"description": answer.description})
             one["headers"] = _header_references((*answer.headers, "X-Request-Id"), required=answer.headers)
             if answer.media_type is not None:
                 one.setdefault("content", {})[answer.media_type] = self._content(answer.media_type, answer.body)
-        return told
+        return described
 
     def _content(self, media_type: str, body: type[Any] | None) -> Json:
         if body is not None:

@@ -63,12 +63,12 @@ class PrefixQuery(StrictModel):
     prefix: PrefixPattern | None = None
 
 
-def _parameter(name: str, where: Literal["path", "header"], told: str, schema: Json, example: str) -> Json:
+def _parameter(name: str, where: Literal["path", "header"], description: str, schema: Json, example: str) -> Json:
     """A parameter as OpenAPI describes it. Those in the path are required, all others are optional."""
     return {
         "name": name,
         "in": where,
-        "description": told,
+        "description": description,
         "required": where == "path",
         "schema": schema,
         "example": example,

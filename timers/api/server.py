@@ -84,8 +84,8 @@ def _refuse(transport: asyncio.Transport) -> None:
 
 
 def _full() -> bytes:
-    told = of_status(503, "this pod has as many connections as it takes; try again soon").text
-    body = (told or "").encode()
+    text = of_status(503, "this pod has as many connections as it takes; try again soon").text
+    body = (text or "").encode()
     head = (
         f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: {CONTENT_TYPE}\r\nRetry-After: {RETRY_AFTER_SECONDS}\r\n"
         f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"

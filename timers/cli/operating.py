@@ -164,8 +164,8 @@ def replay(
     found = run(act)
     show([each.to_json() for each in found], output)
     armed = sum(each.result == "armed" for each in found)
-    told = f"{len(found)} would run" if dry_run else f"{armed} of {len(found)} armed"
-    typer.echo(f"timers: {told}, {rate}", err=True)
+    summary = f"{len(found)} would run" if dry_run else f"{armed} of {len(found)} armed"
+    typer.echo(f"timers: {summary}, {rate}", err=True)
 
 
 def _window(prefix: str | None, since: str, until: str) -> Filter:

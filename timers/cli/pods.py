@@ -146,7 +146,7 @@ class _Pod:
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
         self._process: subprocess.Popen[bytes] | None = None
-        self._told = False
+        self._reported = False
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._signalled)
 
@@ -162,9 +162,9 @@ class _Pod:
             self._process.wait()
             if not self._stop.is_set():
                 self._start()
-        elif self._process.poll() is not None and not self._told:
+        elif self._process.poll() is not None and not self._reported:
             typer.echo("timers: the pod has ended; waiting for a change", err=True)
-            self._told = True
+            self._reported = True
 
     def end(self) -> int:
         """Wait for the child to end. Returns its exit code."""
@@ -172,7 +172,7 @@ class _Pod:
 
     def _start(self) -> None:
         command = [sys.executable, *(word for word in sys.orig_argv[1:] if word != "--reload")]
-        self._process, self._told = subprocess.Popen(command, start_new_session=True), False
+        self._process, self._reported = subprocess.Popen(command, start_new_session=True), False
 
     def _signalled(self, _number: int, _frame: FrameType | None) -> None:
         """Pass the signal on. The first ends the pod in order, the second faster."""

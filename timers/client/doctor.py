@@ -211,13 +211,13 @@ def _pods(store: Store, members: Sequence[Member]) -> Iterator[Check]:
         (bool(troubles), "warn", shortened(troubles), means, repair),
     )
     yield _format(store, members)
-    told: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    by_value: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for pod in members:
         for name, value in pod.settings.items():  # what a pod does not report counts as equal
-            told[name][value].append(pod.pod)
+            by_value[name][value].append(pod.pod)
     differ = [
         f"{name}: {' and '.join(f'{value} on {shortened(sorted(pods))}' for value, pods in sorted(values.items()))}"
-        for name, values in sorted(told.items())
+        for name, values in sorted(by_value.items())
         if len(values) > 1
     ]
     means = "what happens to a timer depends on the pod that takes it"

@@ -255,10 +255,10 @@ class Document(TypedDict):
     components: dict[str, Any]
 
 
-def _described(name: str, told: str, **fields: Any) -> type[BaseModel]:
+def _described(name: str, description: str, **fields: Any) -> type[BaseModel]:
     """An answer that is put together only as it is sent, so that only the document tells its shape."""
     shape: dict[str, Any] = {field: (kind, ...) for field, kind in fields.items()}
-    model: type[BaseModel] = create_model(name, __doc__=told, __config__=ConfigDict(defer_build=True), **shape)
+    model: type[BaseModel] = create_model(name, __doc__=description, __config__=ConfigDict(defer_build=True), **shape)
     return model
 
 

@@ -48,8 +48,8 @@ def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng
             note, result, progress = outcome.note, outcome.result, timer.progress
             if result is not None or progress.result is not None:
                 progress = replace(progress, result=result)
-            told = note if result is None else _with_result(note, result)
-            return _next_or_finish(timer, Status.COMPLETED, progress, now_ms, ("completed", told))
+            described = note if result is None else _with_result(note, result)
+            return _next_or_finish(timer, Status.COMPLETED, progress, now_ms, ("completed", described))
         case Rearm():
             return _rearm(timer, outcome, now_ms)
         case HandBack(reason):

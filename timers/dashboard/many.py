@@ -248,8 +248,8 @@ class ManyPages:
     async def _asked(self, request: web.Request, bulk: BulkRequest, wrong: str = "") -> web.Response:
         number, is_exact = await self._count(bulk)
         words, status = number if is_exact else "all", 422 if wrong else 200
-        told = {"count": number, "is_exact": is_exact, "wrong": wrong}
-        return self._shown(request, "bulk", bulk, str(words), status=status, **told)
+        fields = {"count": number, "is_exact": is_exact, "wrong": wrong}
+        return self._shown(request, "bulk", bulk, str(words), status=status, **fields)
 
     def _shown(
         self, request: web.Request, template: str, bulk: BulkRequest, number: str, **values: Any

@@ -230,10 +230,10 @@ class ServicePages:
         _require_admin(request)
         entries = await self._parts.callers.entries()
         rows = [_row(key_id, entry) for key_id, entry in entries.items()]
-        told = {"made": None, "wrong": "", "form": {}, **values}
+        context = {"made": None, "wrong": "", "form": {}, **values}
         rows = sorted(rows, key=lambda row: (row["revoked"], row["key"].options.get("made", "") if row["key"] else ""))
         return show(
-            request, "keys", status=status, title="API keys", section="keys", rights_known=RIGHTS, rows=rows, **told
+            request, "keys", status=status, title="API keys", section="keys", rights_known=RIGHTS, rows=rows, **context
         )
 
     async def make_key(self, request: web.Request) -> web.Response:

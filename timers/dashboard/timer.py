@@ -166,8 +166,8 @@ def _once(error: Mapping[str, Any] | None) -> Callable[[str], str]:
     named = f"{(error or {}).get('type', '')}: {reason}"
 
     def shorten(line: str) -> str:
-        before, told, said = line.partition("; the last error: ")
-        return before if told and reason and said.startswith(reason) else line.replace(named, "the error above")
+        before, found, said = line.partition("; the last error: ")
+        return before if found and reason and said.startswith(reason) else line.replace(named, "the error above")
 
     return shorten if error else str
 
@@ -178,10 +178,10 @@ def _identity(request: web.Request) -> tuple[str, str]:
 
 def _values(timer: Timer) -> dict[str, str]:
     """The values that a form shows for a timer."""
-    told = timer.to_json()
-    given = {name: "" if told[name] in (None, {}) else _pretty(told[name]) for name in _JSON_FIELDS}
-    missed = told["missed"] if isinstance(told["missed"], str) else _pretty(told["missed"])
-    rest = {"timeout": str(told["timeout"] or ""), "missed": missed, "tags": ", ".join(timer.tags)}
+    fields = timer.to_json()
+    given = {name: "" if fields[name] in (None, {}) else _pretty(fields[name]) for name in _JSON_FIELDS}
+    missed = fields["missed"] if isinstance(fields["missed"], str) else _pretty(fields["missed"])
+    rest = {"timeout": str(fields["timeout"] or ""), "missed": missed, "tags": ", ".join(timer.tags)}
     return {**given, **rest, "version": str(timer.version), "when": ""}
 
 

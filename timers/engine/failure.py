@@ -74,6 +74,6 @@ def _traced(error: BaseException, levels: int) -> str:
     behind = [] if cause is None else [cause]
     if isinstance(error, BaseExceptionGroup):
         behind += islice(error.exceptions, BRANCHES)
-    told = [_traced(each, levels - 1) for each in behind if levels > 1]
+    causes = [_traced(each, levels - 1) for each in behind if levels > 1]
     frames = "".join(traceback.format_tb(error.__traceback__, -FRAMES))
-    return "\n".join((*told, f"{frames}{type(error).__name__}: {text_of(error)}"))
+    return "\n".join((*causes, f"{frames}{type(error).__name__}: {text_of(error)}"))

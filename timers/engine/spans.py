@@ -87,8 +87,8 @@ def end_span(span: "Span", kind: str, outcome: Outcome | None) -> None:
 
     span.set_attribute("timers.outcome", kind)
     if isinstance(outcome, Failed):
-        told = {"type": outcome.error, "message": outcome.reason, "stacktrace": outcome.detail}
-        span.add_event("exception", {f"exception.{name}": text for name, text in told.items()})
+        attributes = {"type": outcome.error, "message": outcome.reason, "stacktrace": outcome.detail}
+        span.add_event("exception", {f"exception.{name}": text for name, text in attributes.items()})
     if isinstance(outcome, Failed | Exhausted) or outcome is None:
         span.set_status(StatusCode.ERROR, "the lease was lost" if outcome is None else outcome.reason)
     span.end()

@@ -307,14 +307,14 @@ async def long_failing(store: Store, *, for_ms: int = FAILING_MS) -> dict[str, s
     """For each prefix with a timer that has failed for this long and is tried again: how many do, since when, and the
     commonest error. Only the prefixes with most. Raises Unavailable."""
     until_ms = store.clock.now_ms() - for_ms
-    told: dict[str, str] = {}
+    by_prefix: dict[str, str] = {}
     for prefix, number, since_ms in await retrying(store):
         if since_ms <= until_ms:
             found, _ = await groups(store, prefix, Status.RETRYING)
-            told[prefix] = f"{number} of {prefix}, the first since {format_time(since_ms)}" + (
+            by_prefix[prefix] = f"{number} of {prefix}, the first since {format_time(since_ms)}" + (
                 f", most of them by {found[0].error!r}" if found else ""
             )
-    return told
+    return by_prefix
 
 
 def _error(progress: bytes | None) -> Mapping[str, Any]:
