@@ -1,24 +1,24 @@
 #!lua flags=allow-oom
--- Mark that the shard is in order now, unless it has gone back in time since the caller last looked: then the newest mark that
--- the caller knows is missing, and only an older one or none is there. The newest few are kept, because several pods may mark.
+-- Write a checkpoint: the shard is in order now, unless it has gone back in time. Then the newest checkpoint that
+-- the caller knows is missing, and only an older one or none is there. The newest few are kept, because several pods write them.
 
-local KEPT = 8       -- one every few seconds: a caller that was away for longer cannot tell
+local KEPT = 8       -- one every few seconds: a caller that was away for longer cannot know
 local known, act = tonumber(ARGV[2]), ARGV[3]
 local there = redis.pcall('GET', root .. 'mark')
-local marks, behind, seen, oldest, newest = {}, 0, known == 0, math.huge, 0
-for mark in string.gmatch(type(there) == 'string' and there or '', '%d+') do
-  local at = tonumber(mark)
-  marks[#marks + 1] = mark
+local checkpoints, behind, seen, oldest, newest = {}, 0, known == 0, math.huge, 0
+for found in string.gmatch(type(there) == 'string' and there or '', '%d+') do
+  local at = tonumber(found)
+  checkpoints[#checkpoints + 1] = found
   seen = seen or at == known
   oldest, newest = math.min(oldest, at), math.max(newest, at)
   if at < known then behind = math.max(behind, at) end
 end
 
-if not seen and (oldest < known or #marks == 0) then return {now_text, '', text(behind)} end
+if not seen and (oldest < known or #checkpoints == 0) then return {now_text, '', text(behind)} end
 newest = newest < 2 ^ 53 - 1 and newest or 0
 if act == 'look' then return {now_text, text(newest), ''} end
--- Marks rise even if the clock was set back, because that is no loss.
+-- Checkpoints rise even if the clock was set back, because that is no loss.
 local made = text(math.max(now, newest + 1))
-table.insert(marks, 1, made)
-call('SET', root .. 'mark', table.concat(marks, ' ', 1, math.min(#marks, KEPT)))
+table.insert(checkpoints, 1, made)
+call('SET', root .. 'mark', table.concat(checkpoints, ' ', 1, math.min(#checkpoints, KEPT)))
 return {now_text, made, ''}
