@@ -30,7 +30,7 @@ LATER_SECONDS: Final = 0.05
 """When a pod claims after an event that hashes to another pod: by then, normally nothing is left."""
 
 BUSY_SECONDS: Final = 0.1
-"""If a mark waits longer than that, the pod has no room for its timers. A claim takes a few milliseconds."""
+"""If a dirty queue waits longer than that, the pod has no room for its timers. A claim takes a few milliseconds."""
 
 HOLD_SECONDS: Final = 1.5
 """For how long after Redis was down an expired lease proves nothing. Every service notices the return within half a
@@ -118,15 +118,15 @@ class Intake:
     ) -> None:
         """Take everything the queue has due, now. Set `deep` if a full batch has come from it, and `known_at` if this
         pod knew of the due timers before."""
-        mark = self._touch(shard, prefix, cause, known_at)
-        if not mark.drain:
+        dirty = self._touch(shard, prefix, cause, known_at)
+        if not dirty.drain:
             # Also for a mark that an event made: a claim that drains a queue is followed up, one for an event is not.
-            is_old = time.monotonic() - mark.known_at > BUSY_SECONDS
-            mark.cause = "sweep-busy" if is_old and cause == "sweep" else cause
-        mark.drain, mark.deep = True, mark.deep or deep
+            is_old = time.monotonic() - dirty.known_at > BUSY_SECONDS
+            dirty.cause = "sweep-busy" if is_old and cause == "sweep" else cause
+        dirty.drain, dirty.deep = True, dirty.deep or deep
         lane = self._lane(prefix)
         if lane.new.pop((shard, prefix), None):
-            lane.old[shard, prefix] = mark
+            lane.old[shard, prefix] = dirty
 
     def mark_later(self, shard: int, prefix: str) -> None:
         """An event that hashes to another pod: claim a little later, once for all such events."""
@@ -162,7 +162,7 @@ class Intake:
     def waiting(self) -> tuple[int, float]:
         """How many queues this pod has not yet asked for their due timers, and for how many seconds the first of them
         has waited."""
-        since = [mark.since for lane in self._lanes for mark in (*lane.new.values(), *lane.old.values())]
+        since = [dirty.since for lane in self._lanes for dirty in (*lane.new.values(), *lane.old.values())]
         return len(since), time.monotonic() - min(since) if since else 0.0
 
     @property
@@ -180,8 +180,8 @@ class Intake:
         turn."""
         lane = self._lanes[limited]
         claims: dict[tuple[int, str], list[str]] = {}
-        for (shard, prefix), mark in _next_queues(lane):
-            claims.setdefault((shard, mark.cause), []).append(prefix)
+        for (shard, prefix), dirty in _next_queues(lane):
+            claims.setdefault((shard, dirty.cause), []).append(prefix)
         wanted: list[PlannedClaim] = []
         for (shard, cause), prefixes in claims.items():
             share = max(CLAIM_BATCH // len(prefixes), 1)
@@ -208,21 +208,21 @@ class Intake:
         elsewhere. Newer marks stay: their timers may have become due after the script ran."""
         lane = self._lane(ask.prefix)
         for marks in (lane.new, lane.old):
-            mark = marks.get((shard, ask.prefix))
-            if mark is not None and mark.touched == ask.touched:
+            dirty = marks.get((shard, ask.prefix))
+            if dirty is not None and dirty.touched == ask.touched:
                 del marks[shard, ask.prefix]
                 self._update_flag()
 
     def _touch(self, shard: int, prefix: str, cause: str, known_at: float | None = None) -> DirtyQueue:
         queue, lane = (shard, prefix), self._lane(prefix)
-        mark = lane.new.get(queue) or lane.old.get(queue)
-        if mark is None:
+        dirty = lane.new.get(queue) or lane.old.get(queue)
+        if dirty is None:
             now = time.monotonic()
-            mark = lane.new[queue] = DirtyQueue(0, cause, now if known_at is None else known_at, now)
+            dirty = lane.new[queue] = DirtyQueue(0, cause, now if known_at is None else known_at, now)
         self._touches += 1
-        mark.touched = self._touches
+        dirty.touched = self._touches
         lane.something.set()
-        return mark
+        return dirty
 
     def _lane(self, prefix: str) -> _Lane:
         return self._limited if self._is_limited(prefix) else self._free
@@ -270,10 +270,10 @@ def _next_queues(lane: _Lane) -> list[tuple[Queue, DirtyQueue]]:
 
 def _ask(lane: _Lane, queue: Queue, most: int) -> QueueClaim:
     """Take a mark off, or the part of it that is asked for; the rest stays."""
-    mark = lane.new.pop(queue, None) or lane.old.pop(queue)
-    most = most if mark.drain else min(most, mark.wanted)
-    mark.wanted = max(mark.wanted - most, 0)
-    mark.since = time.monotonic()
-    if mark.deep or (not mark.drain and mark.wanted > 0):
-        lane.old[queue] = mark
-    return QueueClaim(queue[1], most, mark.touched, None if mark.cause in ("room", "rate") else mark.known_at)
+    dirty = lane.new.pop(queue, None) or lane.old.pop(queue)
+    most = most if dirty.drain else min(most, dirty.wanted)
+    dirty.wanted = max(dirty.wanted - most, 0)
+    dirty.since = time.monotonic()
+    if dirty.deep or (not dirty.drain and dirty.wanted > 0):
+        lane.old[queue] = dirty
+    return QueueClaim(queue[1], most, dirty.touched, None if dirty.cause in ("room", "rate") else dirty.known_at)

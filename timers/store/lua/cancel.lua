@@ -23,6 +23,6 @@ if r.status == 's' then
   raw = end_as('x', prefix, id, r, cause ~= '' and cause or 'cancelled')
 end
 if purge or forget then forget_it() end
-if purge then tell(member, r, 'purged', raw) end
+if purge then announce(member, r, 'purged', raw) end
 conclude()
 return {now_text, purge and 'purged' or 'cancelled', raw}

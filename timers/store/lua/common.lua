@@ -171,7 +171,7 @@ local OUTBOX_LIMIT = 1000000     -- with so many entries that no pod has taken, 
 local hooks = nil
 local function post(member, r, said, raw)
   if string.sub(member, 1, 7) == 'timers.' then return end
-  -- Events by cause, where the status does not tell them; '' means no event.
+  -- Events by cause, where the status does not say them; '' means no event.
   local told = {completed = 'c', skipped = 'c', failed = 'f', retry = 't', snoozed = '', ['handed-back'] = '',
                 ['bare-due'] = '', purged = ''}
   local letter = told[string.match(said, '^%S+')] or (r.status == 's' or r.status == 'w') and 'a' or r.status
@@ -185,7 +185,7 @@ end
 
 -- Publish every change to those who watch. The first PUBLISH tells whether anybody does; if nobody does, it is the script's last.
 local watched = true
-local function tell(member, r, said, raw)
+local function announce(member, r, said, raw)
   hooks = hooks or call('HKEYS', root .. 'hooks')
   if #hooks > 0 then post(member, r, said, raw) end
   if not watched then return end
@@ -195,7 +195,7 @@ end
 
 local function put(member, r, said, raw)
   call('HSET', record_key(member), member, raw)
-  tell(member, r, said, raw)
+  announce(member, r, said, raw)
   return raw
 end
 

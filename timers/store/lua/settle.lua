@@ -29,7 +29,7 @@ local function settle(prefix, id, since, member, r, said, raw)
   elseif string.find(removes, r.status, 1, true) then
     remove(member, r)
     count('r', prefix, -1)
-    return tell(member, r, said, raw)
+    return announce(member, r, said, raw)
   else
     finish(prefix, id, r.status)
   end
