@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -53,7 +53,7 @@ class _FakeRunner:
 
     room = 1_000
 
-    async def room_free(self, _taken: int) -> None:
+    async def room_free(self, _taken: Callable[[], int]) -> None:
         """Return at once."""
 
     def room_changed(self) -> None:

@@ -128,7 +128,7 @@ async def test_the_larger_of_running_and_waiting_counts(rig: _Rig) -> None:
     rig.runs.waiting = 0
 
 
-async def waited_for_room(rig: _Rig, taken: int, change: Callable[[], None]) -> list[str]:
+async def waited_for_room(rig: _Rig, taken: Callable[[], int], change: Callable[[], None]) -> list[str]:
     """Which came first: `change`, which is called during the wait, or room."""
     order = []
 
@@ -147,8 +147,18 @@ async def waited_for_room(rig: _Rig, taken: int, change: Callable[[], None]) -> 
 
 async def test_room_is_waited_for_beside_what_claims_under_way_may_bring(rig: _Rig, held: Held) -> None:
     rig.start(8)
-    await asyncio.wait_for(rig.runner.room_free(1), 10)
-    assert await waited_for_room(rig, 2, held.release.set) == ["changed", "free"]
+    await asyncio.wait_for(rig.runner.room_free(lambda: 1), 10)
+    assert await waited_for_room(rig, lambda: 2, held.release.set) == ["changed", "free"]
+
+
+async def test_who_waits_for_room_counted_claims_that_had_ended(rig: _Rig) -> None:
+    under_way = [rig.runner.room]
+
+    def end_the_claims() -> None:
+        under_way[0] = 0
+        rig.runner.room_changed()
+
+    assert await waited_for_room(rig, lambda: under_way[0], end_the_claims) == ["changed", "free"]
 
 
 async def test_a_change_of_room_elsewhere_wakes_who_waits_for_it(rig: _Rig) -> None:
@@ -158,7 +168,7 @@ async def test_a_change_of_room_elsewhere_wakes_who_waits_for_it(rig: _Rig) -> N
         rig.runs.waiting = 0
         rig.runner.room_changed()
 
-    assert await waited_for_room(rig, 0, change) == ["changed", "free"]
+    assert await waited_for_room(rig, int, change) == ["changed", "free"]
 
 
 async def test_a_queue_with_its_own_limit_has_its_own_room() -> None:
@@ -323,7 +333,7 @@ async def test_a_thread_that_hangs_takes_room_and_not_the_place_of_a_later_run(p
     rig.start(1, "note")
     await until(lambda: len(held) == 1, "the next one runs")
     assert rig.runner.room == 0
-    assert await waited_for_room(rig, 0, plain.release.set) == ["changed", "free"]
+    assert await waited_for_room(rig, int, plain.release.set) == ["changed", "free"]
     assert (rig.runner.abandoned, rig.runner.room) == (0, 1)
     await rig.runner.hand_back()
     rig.runner.close()

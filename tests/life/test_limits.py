@@ -293,6 +293,14 @@ async def block(fleet: Fleet, way: str) -> None:
         await fleet.store.pause("slow", paused=True)
 
 
+async def test_a_limited_queue_waited_for_ever_once_others_had_filled_the_pod(fleet: Fleet) -> None:
+    crowd, limited = Busy("crowd"), Busy("note", concurrency=2)
+    await fleet.pod(crowd, limited, concurrency=10)
+    await fleet.client.batch([NewTimer(prefix="crowd", id=str(n), delay=0) for n in range(60)])
+    await fleet.client.batch([NewTimer(prefix="note", id=str(n), delay=0) for n in range(5)])
+    await until(lambda: (len(crowd), len(limited)) == (60, 5), "all have run")
+
+
 @pytest.mark.parametrize(
     ("way", "options"),
     [

@@ -64,7 +64,7 @@ class Claimer:
         leased to nobody."""
         while True:
             await self._intake.wait(limited=limited)
-            await self._runner.room_free(self._asked)
+            await self._runner.room_free(lambda: self._asked)
             claiming = asyncio.create_task(self._round(limited=limited))
             self._rounds.add(claiming)
             claiming.add_done_callback(self._ended)

@@ -107,9 +107,9 @@ class Runner:
         """For how much longer nothing of the queue starts on this pod, because a processor asked for that."""
         return math.ceil(max(self._held_off.get(prefix, 0.0) - self._clock.now_ms(), 0.0))
 
-    async def room_free(self, taken: int) -> None:
-        """Wait until there is room besides what claims in progress have `taken`."""
-        await self._until(lambda: self.room > taken)
+    async def room_free(self, taken: Callable[[], int]) -> None:
+        """Wait until there is room besides what claims in progress have `taken`, which changes meanwhile."""
+        await self._until(lambda: self.room > taken())
 
     def start(
         self,
