@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shlex
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -80,7 +81,13 @@ async def arm(foreign: Foreign, member: str, due: str, spec: str) -> list[Any]:
 
 
 async def test_a_timer_of_a_foreign_client_is_a_timer_like_any_other(sharded: Store, foreign: Foreign) -> None:
-    code, told = await arm(foreign, "reminder:user-42", "+86400000", '{"payload":1}')
+    """It is armed by the document's example."""
+    (words,) = [shlex.split(line)[6:] for line in PROTOCOL.splitlines() if line.startswith("EVAL <the text of arm>")]
+    root, wake, stamp, *arguments = (word.replace("\\n", "\n") for word in words)
+    assert (root, wake) == ("timers:{0}:", "timers:wake:0")
+    root = foreign.where("reminder:user-42")[0]
+    await foreign.found(root, stamp.partition(" ")[0])
+    code, told = await foreign.call("arm", root, stamp, *arguments)
     head, (spec, progress) = await foreign.record("reminder:user-42")
     assert (code, spec, progress) == (b"created", '{"payload":1}', "")
     due, created = map(int, told.split())
