@@ -191,10 +191,12 @@ class Fleet:
         await pod.kill()
 
     async def expire_lease(self, timer_id: str, prefix: str = "note") -> None:
-        """End a lease now, as if its time had passed and nobody had extended it."""
-        root, member = keys.root(self.store.shard_of(prefix, timer_id)), f"{prefix}:{timer_id}"
-        await self.redis.zadd(f"{root}leases", {member: await self.store.now_ms()}, xx=True)
+        """End a lease now, as if its time had passed and nobody had extended it: the sweepers come then."""
+        shard, member = self.store.shard_of(prefix, timer_id), f"{prefix}:{timer_id}"
+        root, now_ms = keys.root(shard), await self.store.now_ms()
+        await self.redis.zadd(f"{root}leases", {member: now_ms}, xx=True)
         assert await self.redis.pexpire(f"{root}lease:{member}", 1)
+        await self.redis.publish(keys.wake_channel(self.store.connections.db), f"{{{shard}}} {now_ms + 2}")
 
     async def reached(self, status: Status, timer_id: str, prefix: str = "note") -> Timer:
         """The timer, once it has this status."""
