@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.fleet import options_of, until
 from tests.waiting import DEADLINE_SECONDS
-from timers.engine.listener import LATE_SECONDS, Canary
+from timers.engine.canary import LATE_SECONDS, Canary
 from timers.engine.pod import Pod
 from timers.errors import Unavailable
 from timers.processor import Registry

@@ -13,9 +13,10 @@ from tests.waiting import eventually, patient
 from timers import Context, Timer
 from timers.client import open_store
 from timers.embedded import Family
+from timers.engine.canary import Canary
 from timers.engine.hooks import Hooks
 from timers.engine.intake import Intake
-from timers.engine.listener import Canary, Listener
+from timers.engine.listener import Listener
 from timers.engine.peers import Peers
 from timers.engine.pod import Counted, Observer, Pod
 from timers.engine.sweeper import Sweeper

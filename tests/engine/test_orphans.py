@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.engine.fleet import options_of
+from timers.engine.canary import Canary
 from timers.engine.intake import HOLD_SECONDS, Intake
-from timers.engine.listener import Canary
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.engine.sweeper import Sweeper

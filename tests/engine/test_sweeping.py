@@ -7,8 +7,8 @@ import pytest
 
 from tests.engine.fleet import options_of, until
 from timers.core.clock import ServerClock
+from timers.engine.canary import Canary
 from timers.engine.intake import Intake
-from timers.engine.listener import Canary
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.engine.sweeper import INTERVAL_MS, NO_EVENTS_INTERVAL_MS, STAGGER_MS, TRUST_MS, Sweeper

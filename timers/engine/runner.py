@@ -196,7 +196,7 @@ class Runner:
             if outcome is None:
                 running.set(run)
                 if self._spans is not None:
-                    run.span = self._spans.begin(run)
+                    run.span = self._spans.begin(run.timer, run.processor.prefix)
                 if processor.is_async:
                     self._started(run)
                     context = Context(*self._known(run), self._timers, timer.traceparent)

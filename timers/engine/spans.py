@@ -8,13 +8,12 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Self
 
+from timers.core.model import Timer
 from timers.core.outcome import Exhausted, Failed, Outcome
 from timers.logs import get_logger
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, TracerProvider
-
-    from timers.engine.runs import Run
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 """OpenTelemetry's own settings. If one of them is set, spans are sent there."""
@@ -58,13 +57,12 @@ class Spans:
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         return cls(provider, provider.shutdown)
 
-    def begin(self, run: "Run") -> "Span":
-        """Start the span of a run. What the run calls from this context on belongs to it."""
+    def begin(self, timer: Timer, processor: str) -> "Span":
+        """Start the span of a timer's run. What the run calls from this context on belongs to it."""
         from opentelemetry import context, trace  # noqa: PLC0415
 
-        timer = run.timer
         span = self._tracer.start_span(
-            f"run {run.processor.prefix}",
+            f"run {processor}",
             context.Context(),  # not a child of whatever claimed the timer
             trace.SpanKind.CONSUMER,
             {

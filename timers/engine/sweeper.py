@@ -6,17 +6,15 @@ a shard) does the touching. The others poll now and then, and at once if they do
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from timers.engine.canary import Canary
 from timers.engine.intake import Intake
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.errors import Unavailable
 from timers.store.cooperative import set_within, side_by_side
 from timers.store.store import Touched
-
-if TYPE_CHECKING:
-    from timers.engine.listener import Canary
 
 INTERVAL_MS: Final = 30_000
 """Longest sleep. Scripts announce any nearer due time within this horizon (lua/common.lua)."""
@@ -172,7 +170,7 @@ class ShardSweep:
 class Sweeper:
     """The sweeps of all shards of this pod."""
 
-    def __init__(self, pod: Pod, intake: Intake, peers: Peers, canary: "Canary") -> None:
+    def __init__(self, pod: Pod, intake: Intake, peers: Peers, canary: Canary) -> None:
         self.pod, self.intake, self.peers, self.grace_ms = pod, intake, peers, pod.options.grace_ms
         self.receives_events, self._delivery_failed = canary.receives_events, canary.delivery_failed
         self.connection = pod.store.connections.dedicated()

@@ -9,11 +9,12 @@ from typing import Any, Final
 from timers.bare.keys import BareKeys
 from timers.bare.watch import BareWatch
 from timers.core.calls import Timers
+from timers.engine.canary import Canary
 from timers.engine.claimer import Claimer
 from timers.engine.hooks import Hooks
 from timers.engine.intake import Intake
 from timers.engine.leases import Leases
-from timers.engine.listener import Canary, Listener
+from timers.engine.listener import Listener
 from timers.engine.maintenance import Maintenance
 from timers.engine.peers import IdentityWatch, Peers
 from timers.engine.pod import Observer, Pod, WorkerOptions
