@@ -22,17 +22,17 @@ class Proxy:
     def __init__(self, url: str) -> None:
         """A proxy in front of the server at a `unix://` URL."""
         self._upstream = Path(unquote(urlsplit(url).path))
-        self._wanted: dict[bytes, asyncio.Future[int]] = {}
+        self._wanted: dict[bytes, tuple[asyncio.Future[int], int]] = {}
         self._listening: asyncio.Server | None = None
         self._links: set[asyncio.Task[None]] = set()
         self.url = ""
 
-    def lose_reply(self, script: str, *, patience_s: float = _PATIENCE_S) -> asyncio.Task[int]:
-        """Loses the next reply to a script and closes its caller's connection. Returns the reply's size in bytes; 0 if
-        none came in time."""
-        digest = scripts.digest(script).encode()
-        self._wanted[digest] = asyncio.get_running_loop().create_future()
-        return asyncio.create_task(self._lost(digest, self._wanted[digest], patience_s))
+    def lose_reply(self, script: str, *, at_least: int = 0, patience_s: float = _PATIENCE_S) -> asyncio.Task[int]:
+        """Loses the next reply to a script, of at least so many bytes, and closes its caller's connection. Returns the
+        reply's size in bytes; 0 if none came in time."""
+        digest, lost = scripts.digest(script).encode(), asyncio.get_running_loop().create_future()
+        self._wanted[digest] = lost, at_least
+        return asyncio.create_task(self._lost(digest, lost, patience_s))
 
     async def _lost(self, digest: bytes, lost: asyncio.Future[int], patience_s: float) -> int:
         try:
@@ -63,11 +63,12 @@ class Proxy:
             await _Link(self, reader, writer).serve(self._upstream)
         self._links.discard(task)
 
-    def losing(self, request: bytes) -> asyncio.Future[int] | None:
-        """Takes the order to lose the reply to this request, if there is one."""
-        for digest in self._wanted:
-            if digest in request:
-                return self._wanted.pop(digest)
+    def losing(self, request: bytes, size: int) -> asyncio.Future[int] | None:
+        """Takes the order to lose a reply of this size to this request, if there is one."""
+        for digest, (lost, at_least) in self._wanted.items():
+            if digest in request and size >= at_least:
+                del self._wanted[digest]
+                return lost
         return None
 
 
@@ -106,7 +107,7 @@ class _Link:
 
     async def _answer(self, back: asyncio.StreamReader) -> None:
         while data := await back.read(_CHUNK):
-            losing = None if self._answered else self._proxy.losing(self._request)
+            losing = None if self._answered else self._proxy.losing(self._request, len(data))
             if losing is not None:
                 losing.set_result(len(data))
                 return

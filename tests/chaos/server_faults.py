@@ -50,8 +50,8 @@ async def restart(witness: Witness, server: Server, *, down_s: float) -> None:
     witness.fault_off(fault, f"pid {before} killed, pid {server.pid} in its place" if server.pid != before else "")
 
 
-async def lose_reply(witness: Witness, proxy: Proxy, script: str) -> None:
+async def lose_reply(witness: Witness, proxy: Proxy, script: str, *, at_least: int = 0) -> None:
     """Lose the next reply to a script, after the server has run it."""
     fault = witness.fault_on(FaultKind.DISCONNECT, EVERY_POD)
-    lost = await proxy.lose_reply(script)
+    lost = await proxy.lose_reply(script, at_least=at_least)
     witness.fault_off(fault, f"{lost} bytes lost that answered {script}" if lost else "")
