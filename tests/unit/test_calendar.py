@@ -1,12 +1,12 @@
 """When a repeating timer runs next: rate and delay, calendar months, cron, its end, and after an outage."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.unit.samples import START_MS, a_timer, at
 from timers.core import decide
-from timers.core.decide import CATCH_UP_LIMIT, Planned, first_slot, next_occurrence, start
+from timers.core.decide import CATCH_UP_LIMIT, first_slot, next_occurrence, start
 from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Duration, format_time
 from timers.core.model import Progress, Timer
 from timers.core.policies import Repeat
@@ -20,9 +20,16 @@ def repeating(first: str = "2026-11-21T10:00:00Z", *, missed: object = "fire", *
     return a_timer(due_ms=due_ms, progress=start(due_ms), spec={"repeat": repeat, "missed": missed})
 
 
+class Planned(NamedTuple):
+    due_ms: int
+    progress: Progress
+    dropped: bool
+
+
 def following(timer: Timer, now_ms: int) -> Planned | None:
     assert timer.repeat is not None
-    return next_occurrence(timer, timer.repeat, now_ms)
+    planned = next_occurrence(timer, timer.repeat, now_ms)
+    return None if planned is None else Planned(*planned)
 
 
 def then(timer: Timer, now_ms: int | None = None) -> Timer | None:

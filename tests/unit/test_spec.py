@@ -10,7 +10,7 @@ from tests.unit.samples import START_MS, a_timer
 from timers.core.durations import format_time
 from timers.core.fields import check_id, check_prefix
 from timers.core.model import HistoryEntry, Lease, Progress, Status, Timer
-from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
+from timers.core.policies import Repeat, RetryPolicy
 from timers.core.shapes import LADDER_LIMIT
 from timers.core.spec import PAYLOAD_LIMIT_BYTES, NewTimer, TimerChange, encode_payload
 from timers.errors import InvalidInput
@@ -244,7 +244,6 @@ def test_a_good_value_is_accepted_and_reads_back_the_same(given: dict[str, Any])
     assert timer.repeat == new.repeat
     assert timer.retry == new.retry
     assert timer.missed == new.missed
-    assert timer.missed_policy == MissedPolicy.parse(new.missed)
     assert timer.timeout == new.timeout
     assert timer.tags == list(new.tags)
     assert timer.metadata == new.metadata

@@ -12,7 +12,6 @@ a gap and twice in a repeated hour.
 
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
 from types import MappingProxyType
@@ -50,69 +49,49 @@ _NOT_A_PLACE: Final = frozenset({"localtime", "posixrules", "Factory"})
 _COPIES: Final = ("posix/", "right/")
 
 
-@dataclass(frozen=True, slots=True)
-class Cron:
-    """A cron expression in an IANA zone, as `parse` makes it. Equal when both texts are."""
+def check_cron(expression: object, field: str = "cron") -> str:
+    """The expression if it is valid, else InvalidInput: five fields (names, lists, ranges, steps, `L`, `LW`, `MON#2`,
+    `5L`) or a name such as `@daily`, with a date that comes at some time."""
+    if not isinstance(expression, str) or len(expression) > _MAX_CHARACTERS:
+        raise InvalidInput.of(field, expression, CRON_FORMS)
+    try:
+        _read(expression)
+    except CronSimError as error:
+        raise InvalidInput.of(field, expression, f"{CRON_FORMS}; here: {str(error).lower()}") from None
+    return expression
 
-    expression: str
-    timezone: str
-    _fields: CronSim = field(repr=False, compare=False)
 
-    @classmethod
-    def parse(cls, expression: object, timezone: object = "UTC", field: str = "cron") -> "Cron":
-        """Read five fields (names, lists, ranges, steps, `L`, `LW`, `MON#2`, `5L`) or a name such as `@daily`.
+def next_after(at_ms: int, expression: str, timezone: str = "UTC") -> int:
+    """Epoch ms of the first run strictly later than `at_ms`, on a whole minute. The texts have been checked."""
+    fields, start = _read(expression), Instant.from_timestamp(at_ms, unit="millisecond").to_tz(timezone)
+    minute, hour = fields.parts[1:3]
+    if minute.startswith("*") or hour.startswith("*"):
+        return _next_of_interval(fields, start)
+    # Wall times in order give instants in order, so the first that is late enough is the answer. In the second of two
+    # equal hours, the instant of the next wall time may be in the past, because it is the first of the two.
+    return next(ms for wall in _walls_after(fields, _wall(start)) if (ms := _first_ms(wall, timezone)) > at_ms)
 
-        Raises `InvalidInput` for `field` (six fields, a value out of range, a date that never comes) or for `timezone`.
-        """
-        if not isinstance(expression, str) or len(expression) > _MAX_CHARACTERS:
-            raise InvalidInput.of(field, expression, CRON_FORMS)
-        text = " ".join(expression.split())
-        try:
-            fields = _read(text)
-        except CronSimError as error:
-            raise InvalidInput.of(field, expression, f"{CRON_FORMS}; here: {str(error).lower()}") from None
-        parent, dot, _ = field.rpartition(".")
-        return cls(text, parse_timezone(timezone, f"{parent}{dot}timezone"), fields)
 
-    def next_after(self, at_ms: int) -> int:
-        """Epoch ms of the first run strictly later than `at_ms`, on a whole minute."""
-        start = Instant.from_timestamp(at_ms, unit="millisecond").to_tz(self.timezone)
-        minute, hour = self._fields.parts[1:3]
-        if minute.startswith("*") or hour.startswith("*"):
-            return self._next_of_interval(start)
-        return self._next_fixed(start)
+def _next_of_interval(fields: CronSim, start: ZonedDateTime) -> int:
+    """Walk from change to change of the zone's offset: in between, wall time and instants differ by a constant."""
+    at_ms, wall = _epoch_ms(start), _wall(start)
+    match = next(_walls_after(fields, wall))
+    turn = start.next_transition()
+    while turn and at_ms + (match - wall) // _MS >= _epoch_ms(turn):
+        just_before = _wall(turn) - _SECOND  # on the clock after the turn: the turn itself may match
+        if not wall <= just_before < match:
+            match = next(_walls_after(fields, just_before))
+        at_ms, wall = _epoch_ms(turn) - 1000, just_before
+        turn = turn.next_transition()
+    return at_ms + (match - wall) // _MS
 
-    def _next_fixed(self, start: ZonedDateTime) -> int:
-        """Wall times in order give instants in order, so the first that is late enough is the answer.
 
-        In the second of two equal hours, the instant of the next wall time may be in the past, because it is the first
-        of the two.
-        """
-        at_ms = _epoch_ms(start)
-        return next(ms for wall in self._walls_after(_wall(start)) if (ms := _first_ms(wall, self.timezone)) > at_ms)
-
-    def _next_of_interval(self, start: ZonedDateTime) -> int:
-        """Walk from change to change of the zone's offset: in between, wall time and instants differ by a constant."""
-        at_ms, wall = _epoch_ms(start), _wall(start)
-        match = next(self._walls_after(wall))
-        turn = start.next_transition()
-        while turn and at_ms + (match - wall) // _MS >= _epoch_ms(turn):
-            just_before = _wall(turn) - _SECOND  # on the clock after the turn: the turn itself may match
-            if not wall <= just_before < match:
-                match = next(self._walls_after(just_before))
-            at_ms, wall = _epoch_ms(turn) - 1000, just_before
-            turn = turn.next_transition()
-        return at_ms + (match - wall) // _MS
-
-    def _walls_after(self, wall: datetime) -> Iterator[datetime]:
-        """All matching wall times after `wall`.
-
-        cronsim gives up after 50 years. `_read` has seen one match, and the rarest dates, 29 February on a given
-        weekday, are at most 40 years apart.
-        """
-        walk = copy(self._fields)
-        walk.dt = wall.replace(microsecond=0)
-        return walk
+def _walls_after(fields: CronSim, wall: datetime) -> Iterator[datetime]:
+    """All matching wall times after `wall`. cronsim gives up after 50 years. `_read` has seen one match, and the rarest
+    dates, 29 February on a given weekday, are at most 40 years apart."""
+    walk = copy(fields)
+    walk.dt = wall.replace(microsecond=0)
+    return walk
 
 
 def parse_timezone(value: object, field: str = "timezone") -> str:
@@ -129,8 +108,9 @@ def parse_timezone(value: object, field: str = "timezone") -> str:
 
 
 @lru_cache(maxsize=1024)  # a repeat is read again at every occurrence
-def _read(text: str) -> CronSim:
+def _read(expression: str) -> CronSim:
     """The fields, never advanced: iterate over a copy."""
+    text = " ".join(expression.split())
     expanded = _MACROS.get(text.lower(), text)
     if len(expanded.split()) != 5:
         raise CronSimError("Wrong number of fields")

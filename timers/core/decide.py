@@ -3,17 +3,17 @@ one, by interval, calendar or cron. Pure: time and randomness are arguments."""
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import partial
 from random import Random
 from typing import Any, Final, NamedTuple
 
 from timers.core.calls import Delay
-from timers.core.cron import Cron
+from timers.core.cron import next_after
 from timers.core.durations import Duration, format_time, parse_ms, parse_time, within_reach
 from timers.core.fields import encode
 from timers.core.model import Cause, Progress, Status, Timer, in_english
 from timers.core.outcome import UNSET, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
-from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
+from timers.core.policies import Repeat, RetryPolicy, allowed_ms
 
 DETAIL_LIMIT_CHARACTERS: Final = 4000
 
@@ -59,7 +59,8 @@ def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng
             progress = replace(timer.progress, first_due_ms=timer.first_due_ms)
             return _again(timer, delay_ms, timer.failures, progress, ("snoozed", reason))
         case Missed(lateness_ms):
-            text = f"{lateness_ms} ms late, missed policy {timer.missed_policy.policy}"
+            rule = timer.missed if isinstance(timer.missed, str) else "grace"
+            text = f"{lateness_ms} ms late, missed policy {rule}"
             return _next_or_finish(_not_started(timer), Status.COMPLETED, timer.progress, now_ms, ("skipped", text))
         case Exhausted(reason):
             last = _not_started(timer)
@@ -83,12 +84,12 @@ def missed(timer: Timer, now_ms: int) -> Missed | None:
     in the past was not missed. A rescued run was not missed either: it had started, and would otherwise end without a
     result as if it had been skipped.
     """
-    rule = timer.missed_policy
-    if rule.policy not in ("skip", "grace") or _is_rescued(timer):
+    runs_late = isinstance(timer.missed, str) and timer.missed != "skip"
+    if runs_late or _is_rescued(timer):
         return None
     armed_ms = max((e.at_ms for e in timer.history if e.status is Status.SCHEDULED), default=timer.created_ms)
     lateness_ms = now_ms - max(timer.due_ms, armed_ms)
-    return Missed(lateness_ms) if lateness_ms > rule.allowed_ms else None
+    return Missed(lateness_ms) if lateness_ms > allowed_ms(timer.missed) else None
 
 
 def was_skipped(timer: Timer) -> bool:
@@ -117,12 +118,12 @@ def _next_or_finish(timer: Timer, status: Status, progress: Progress, now_ms: in
     planned = None if repeat is None else next_occurrence(timer, repeat, now_ms)
     if planned is None:
         return Transition(status, timer.due_ms, timer.attempt, timer.failures, timer.occurrence, progress, cause)
-    if planned.dropped:
+    due_ms, following, dropped = planned
+    if dropped:
         code, text = cause
-        cause = code, f"{text}; skipped what was missed before {format_time(planned.due_ms)}"
+        cause = code, f"{text}; skipped what was missed before {format_time(due_ms)}"
     last_error = progress.last_error if status is Status.FAILED else None
-    kept = replace(planned.progress, last_error=last_error, result=progress.result)
-    return _next(timer, planned.due_ms, kept, cause)
+    return _next(timer, due_ms, replace(following, last_error=last_error, result=progress.result), cause)
 
 
 def _rearm(timer: Timer, rearm: Rearm, now_ms: int) -> Transition:
@@ -216,29 +217,15 @@ def _backoff_ms(timer: Timer, policy: RetryPolicy, failures: int, rng: Random) -
     return whole_ms - rng.randint(0, whole_ms // 2) if chosen.jitter else whole_ms
 
 
-class Planned(NamedTuple):
-    """The next occurrence: when it is due and the progress to keep. `dropped` is true if earlier slots were missed and
-    nothing makes up for them."""
-
-    due_ms: int
-    progress: Progress
-    dropped: bool
-
-
 _Slot = tuple[int, int, bool]
 """A planned time, its step from the anchor (step 0 makes it a new anchor), and whether earlier slots were dropped."""
-
-
-@lru_cache(maxsize=4096)
-def _cron(expression: str, timezone: str) -> Cron:
-    return Cron.parse(expression, timezone)
 
 
 def first_slot(repeat: Repeat, now_ms: int) -> int:
     """The first planned time of a cron without a due time: strictly after `now_ms`."""
     if repeat.cron is None:
         raise ValueError("only a cron plans its own first time")
-    return _cron(repeat.cron, repeat.timezone).next_after(now_ms)
+    return next_after(now_ms, repeat.cron, repeat.timezone)
 
 
 def start(first_ms: int) -> Progress:
@@ -246,8 +233,9 @@ def start(first_ms: int) -> Progress:
     return Progress(slot_ms=first_ms, anchor_ms=first_ms)
 
 
-def next_occurrence(timer: Timer, repeat: Repeat, now_ms: int) -> Planned | None:
-    """What follows the current occurrence; None if the cycle is over."""
+def next_occurrence(timer: Timer, repeat: Repeat, now_ms: int) -> tuple[int, Progress, bool] | None:
+    """When the next occurrence is due, the progress to keep, and whether earlier slots were missed and nothing makes up
+    for them. None if the cycle is over."""
     progress = timer.progress if timer.progress.slot_ms is not None else start(timer.due_ms)
     done = progress.occurrences + 1
     if repeat.count is not None and done >= repeat.count:
@@ -256,13 +244,14 @@ def next_occurrence(timer: Timer, repeat: Repeat, now_ms: int) -> Planned | None
     if repeat.until_ms is not None and at_ms > repeat.until_ms:
         return None
     anchor_ms = at_ms if step == 0 else progress.anchor_ms
-    return Planned(at_ms, Progress(slot_ms=at_ms, anchor_ms=anchor_ms, step=step, occurrences=done), dropped)
+    return at_ms, Progress(slot_ms=at_ms, anchor_ms=anchor_ms, step=step, occurrences=done), dropped
 
 
 def _next_slot(timer: Timer, repeat: Repeat, progress: Progress, now_ms: int) -> _Slot:
-    slot_ms = progress.slot_ms if progress.slot_ms is not None else timer.due_ms
-    oldest_ms = _oldest_ms(timer.missed_policy, now_ms)
     interval = repeat.interval
+    slot_ms = progress.slot_ms if progress.slot_ms is not None else timer.due_ms
+    # A slot that passed recently, or within its grace, was not missed and may still start.
+    oldest_ms = 0 if timer.missed == "all" else now_ms - allowed_ms(timer.missed)
     if interval is None:
         return _next_cron(repeat, slot_ms, progress.step, now_ms, oldest_ms)
     if repeat.mode == "fixed_delay":
@@ -271,21 +260,16 @@ def _next_slot(timer: Timer, repeat: Repeat, progress: Progress, now_ms: int) ->
     return _next_interval(interval, repeat.timezone, anchor_ms, progress.step, now_ms=now_ms, oldest_ms=oldest_ms)
 
 
-def _oldest_ms(missed: MissedPolicy, now_ms: int) -> int:
-    """The oldest slot that may still start now: a slot that passed recently, or within its grace, was not missed."""
-    return 0 if missed.policy == "all" else now_ms - missed.allowed_ms
-
-
 def _next_cron(repeat: Repeat, slot_ms: int, step: int, now_ms: int, oldest_ms: int) -> _Slot:
     """The next slot of a cron. Its step counts the missed slots made up for in a row, because the only way to count the
     slots of a cron in between is to walk them."""
-    cron = _cron(repeat.cron or "", repeat.timezone)
+    after = partial(next_after, expression=repeat.cron or "", timezone=repeat.timezone)
     if repeat.mode == "fixed_delay":
-        return cron.next_after(now_ms), 0, False
-    following_ms = cron.next_after(slot_ms)
-    nearest_ms = following_ms if following_ms >= oldest_ms else cron.next_after(oldest_ms - 1)
+        return after(now_ms), 0, False
+    following_ms = after(slot_ms)
+    nearest_ms = following_ms if following_ms >= oldest_ms else after(oldest_ms - 1)
     if nearest_ms <= now_ms and step >= CATCH_UP_LIMIT:
-        nearest_ms = cron.next_after(now_ms)
+        nearest_ms = after(now_ms)
     return nearest_ms, step + 1 if nearest_ms <= now_ms else 0, nearest_ms > following_ms
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from timers.core.answers import HistoryAnswer, LeaseAnswer, TimerAnswer
 from timers.core.durations import format_time, parse_ms, to_datetime
-from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
+from timers.core.policies import Missed, Repeat, RetryPolicy
 
 Cause = tuple[str, str]
 """A code and the details of this change (empty for none)."""
@@ -179,7 +179,6 @@ class Progress:
 
 
 NO_PROGRESS: Final = Progress()
-_FIRE: Final = MissedPolicy()
 
 
 @lru_cache(maxsize=1024)
@@ -229,15 +228,10 @@ class Timer(NamedTuple):
         return None if value is None else Repeat.model_validate(value)
 
     @property
-    def missed(self) -> str | dict[str, Json]:
+    def missed(self) -> Missed:
         """What to do when it could not run in time: `"fire"` … or `{"grace": "10m"}`."""
-        value: str | dict[str, Json] = self.spec.get("missed", "fire")
+        value: Missed = self.spec.get("missed", "fire")
         return value
-
-    @property
-    def missed_policy(self) -> MissedPolicy:
-        """`missed` as the engine reads it."""
-        return MissedPolicy.parse(self.missed) if "missed" in self.spec else _FIRE
 
     @property
     def timeout(self) -> str | int | float | None:

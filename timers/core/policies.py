@@ -2,7 +2,7 @@
 run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from timers.core import shapes
-from timers.core.cron import Cron, parse_timezone
+from timers.core.cron import check_cron, parse_timezone
 from timers.core.durations import Duration, parse_interval, parse_ms, parse_time
 from timers.core.fields import AnyDuration, DurationInput, StrictModel, Time, checked_duration
 from timers.core.shapes import LADDER_LIMIT
@@ -61,7 +61,7 @@ def _checked_zone(value: str) -> str:
 
 Interval = Annotated[DurationInput, PlainValidator(_checked_interval), WithJsonSchema(shapes.INTERVAL)]
 Backoff = Annotated[str | tuple[DurationInput, ...], PlainValidator(_checked_backoff), WithJsonSchema(shapes.BACKOFF)]
-CronText = Annotated[StrictStr, WithJsonSchema(shapes.CRON)]
+CronText = Annotated[StrictStr, AfterValidator(partial(check_cron, field="")), WithJsonSchema(shapes.CRON)]
 Zone = Annotated[StrictStr, AfterValidator(_checked_zone), WithJsonSchema(shapes.ZONE)]
 
 
@@ -127,12 +127,6 @@ class Repeat(StrictModel):
             return []
         return [FieldError("every", shown({"every": every, "cron": cron}), "exactly one of every and cron")]
 
-    @model_validator(mode="after")
-    def _cron_has_times(self) -> Self:
-        if self.cron is not None:
-            Cron.parse(self.cron, self.timezone, "cron")
-        return self
-
     @property
     def interval(self) -> Duration | None:
         """The interval of `every`."""
@@ -148,39 +142,26 @@ class Repeat(StrictModel):
         return self.model_dump(exclude_none=True)
 
 
-@dataclass(frozen=True, slots=True)
-class MissedPolicy:
-    """What to do with a run that could not start in time: `fire`, `skip`, `grace` (fire if at most that late), and for
-    repeats `latest` (one run for all that were missed) or `all` (each of them, bounded)."""
-
-    policy: Literal["fire", "skip", "grace", "latest", "all"] = "fire"
-    grace: DurationInput | None = None
-
-    @classmethod
-    def parse(cls, value: object) -> "MissedPolicy":
-        """From `"fire"` … or `{"grace": "10m"}`."""
-        for policy in ("fire", "skip", "latest", "all"):
-            if value == policy:
-                return cls(policy)
-        if isinstance(value, Mapping) and set(value) == {"grace"}:
-            try:
-                return cls("grace", checked_duration(value["grace"]))
-            except InvalidInput as error:
-                raise error.under("grace") from None
-        raise InvalidInput.of("", value, "'fire', 'skip', 'latest', 'all' or {\"grace\": duration}")
-
-    @property
-    def allowed_ms(self) -> int:
-        """How late a run may start and still count as in time."""
-        return IN_TIME_MS if self.grace is None else max(parse_ms(self.grace), IN_TIME_MS)
-
-    def to_json(self) -> str | dict[str, Any]:
-        """As the API shows it."""
-        return self.policy if self.grace is None else {"grace": self.grace}
+Missed = str | dict[str, DurationInput]
+"""What to do with a run that could not start in time: `fire`, `skip`, `{"grace": "10m"}` (fire if at most that late),
+and for repeats `latest` (one run for all that were missed) or `all` (each of them, bounded)."""
 
 
-def _checked_missed(value: object) -> str | dict[str, DurationInput]:
-    return MissedPolicy.parse(value).to_json()
+def check_missed(value: object) -> Missed:
+    """The policy if it is valid; else InvalidInput."""
+    if isinstance(value, str) and value in ("fire", "skip", *FOR_REPEATS):
+        return value
+    if isinstance(value, Mapping) and set(value) == {"grace"}:
+        try:
+            return {"grace": checked_duration(value["grace"])}
+        except InvalidInput as error:
+            raise error.under("grace") from None
+    raise InvalidInput.of("", value, "'fire', 'skip', 'latest', 'all' or {\"grace\": duration}")
 
 
-MissedInput = Annotated[str | dict[str, DurationInput], PlainValidator(_checked_missed), WithJsonSchema(shapes.MISSED)]
+def allowed_ms(missed: Missed) -> int:
+    """How late a run may start and still count as in time."""
+    return IN_TIME_MS if isinstance(missed, str) else max(parse_ms(missed["grace"]), IN_TIME_MS)
+
+
+MissedInput = Annotated[Missed, PlainValidator(check_missed), WithJsonSchema(shapes.MISSED)]

@@ -42,7 +42,8 @@ def occurrences(timer: Timer) -> Iterator[int]:
         planned = next_occurrence(timer, repeat, timer.due_ms) if repeat is not None else None
         if planned is None:
             return
-        timer = timer._replace(due_ms=planned.due_ms, progress=planned.progress)
+        due_ms, progress, _ = planned
+        timer = timer._replace(due_ms=due_ms, progress=progress)
 
 
 class TimerPages:

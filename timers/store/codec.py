@@ -15,7 +15,7 @@ from timers.core.decide import Transition
 from timers.core.durations import parse_ms, parse_time
 from timers.core.fields import encode
 from timers.core.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
-from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
+from timers.core.policies import Repeat, RetryPolicy, check_missed
 from timers.core.shapes import HISTORY_LIMIT
 from timers.store.identity import READS
 
@@ -343,7 +343,7 @@ def _check_policy(text: str) -> None:
         Repeat.model_validate(spec["repeat"])
     if "timeout" in spec:
         parse_ms(spec["timeout"], "timeout")
-    MissedPolicy.parse(spec.get("missed", "fire"))
+    check_missed(spec.get("missed", "fire"))
 
 
 def _progress(text: bytes) -> Progress:
