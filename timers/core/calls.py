@@ -5,12 +5,14 @@ The values are checked when they are used; see `core/spec.py`. The names are tho
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal, NotRequired, Required, TypedDict, Unpack, overload
+from typing import Any, Generic, Literal, NotRequired, Required, TypedDict, TypeVar, Unpack, overload
 
 from timers.core.model import Timer
 from timers.core.policies import Repeat, RetryPolicy
+
+T_co = TypeVar("T_co", covariant=True)
 
 Delay = str | int | float | timedelta
 """`"24h"`, `"P1M"`, a number of seconds, or a timedelta."""
@@ -132,61 +134,39 @@ class FilterFields(TypedDict, total=False):
     due_before: Time | None
 
 
-class Timers(ABC):
-    """What an async processor can do with other timers; `timers.TimerClient` can do more. Every method raises
-    Unavailable while Redis is down, InvalidInput for bad values, and a Refused if the timer's state forbids the
-    call."""
+class TimerCalls(ABC, Generic[T_co]):
+    """What a processor can do with other timers. Every method raises Unavailable while Redis is down, InvalidInput for
+    bad values, and a Refused if the timer's state forbids the call."""
 
     @overload
-    async def create(self, prefix: str, id: str | None = None, **fields: Unpack[After]) -> Timer: ...
+    def create(self, prefix: str, id: str | None = None, **fields: Unpack[After]) -> T_co: ...
     @overload
-    async def create(self, prefix: str, id: str | None = None, **fields: Unpack[At]) -> Timer: ...
+    def create(self, prefix: str, id: str | None = None, **fields: Unpack[At]) -> T_co: ...
     @overload
-    async def create(self, prefix: str, id: str | None = None, **fields: Unpack[ByCron]) -> Timer: ...
+    def create(self, prefix: str, id: str | None = None, **fields: Unpack[ByCron]) -> T_co: ...
     @overload
-    async def create(self, prefix: str, id: str | None = None, **fields: Unpack[ByLadder]) -> Timer: ...
-    async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer:
+    def create(self, prefix: str, id: str | None = None, **fields: Unpack[ByLadder]) -> T_co: ...
+    def create(self, prefix: str, id: str | None = None, **fields: Any) -> T_co:
         """Arm a timer, and return the timer that exists now. The keyword arguments are the fields of `POST /v1/timers`,
         and `traceparent`, the W3C trace that its runs are linked to. Without an id the service makes one."""
-        return await self._create(prefix, id, fields)
+        return self._create(prefix, id, fields)
 
     @abstractmethod
-    async def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer: ...
+    def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> T_co: ...
 
     @abstractmethod
-    async def get(self, prefix: str, id: str) -> Timer:
+    def get(self, prefix: str, id: str) -> T_co:
         """Return the timer. Raises NotFound."""
 
     @abstractmethod
-    async def cancel(self, prefix: str, id: str, *, version: int | None = None, purge: bool = False) -> Timer:
+    def cancel(self, prefix: str, id: str, *, version: int | None = None, purge: bool = False) -> T_co:
         """Cancel a scheduled timer: it never starts after that. `purge` also removes the record, even of a finished
         timer. Raises NotFound, Running, EditLocked, NotScheduled, VersionMismatch."""
 
 
-class BlockingTimers(ABC):
-    """What a plain processor can do with other timers; `timers.BlockingTimerClient` can do more. Each method waits for
-    its result and raises the errors of its twin in `Timers`; in a plain processor it also raises RunOver once its run
-    is over."""
+Timers = TimerCalls[Coroutine[Any, Any, Timer]]
+"""The calls of an async processor; `timers.TimerClient` can do more."""
 
-    @overload
-    def create(self, prefix: str, id: str | None = None, **fields: Unpack[After]) -> Timer: ...
-    @overload
-    def create(self, prefix: str, id: str | None = None, **fields: Unpack[At]) -> Timer: ...
-    @overload
-    def create(self, prefix: str, id: str | None = None, **fields: Unpack[ByCron]) -> Timer: ...
-    @overload
-    def create(self, prefix: str, id: str | None = None, **fields: Unpack[ByLadder]) -> Timer: ...
-    def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer:
-        """As `Timers.create`."""
-        return self._create(prefix, id, fields)
-
-    @abstractmethod
-    def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer: ...
-
-    @abstractmethod
-    def get(self, prefix: str, id: str) -> Timer:
-        """As `Timers.get`."""
-
-    @abstractmethod
-    def cancel(self, prefix: str, id: str, *, version: int | None = None, purge: bool = False) -> Timer:
-        """As `Timers.cancel`."""
+BlockingTimers = TimerCalls[Timer]
+"""The calls of a plain processor, which wait for their results and raise RunOver once its run is over;
+`timers.BlockingTimerClient` can do more."""

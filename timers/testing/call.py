@@ -6,16 +6,16 @@ from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import create_autospec
 
-from timers.core.calls import BlockingTimers, Timers
+from timers.core.calls import TimerCalls
 from timers.core.durations import parse_time
 from timers.core.model import Status, Timer
 from timers.logs import get_logger
 from timers.processor import BlockingContext, Context, Processor, Result
 
 
-def _refusing(kind: Any) -> Any:
+def _refusing() -> Any:
     """Timers that refuse every call. A test that needs other timers uses the lab."""
-    refusing = create_autospec(kind, instance=True)
+    refusing = create_autospec(TimerCalls, instance=True)
     for call in (refusing.create, refusing.get, refusing.cancel):
         call.side_effect = AssertionError("context.timers needs a lab: see timers.testing.TimerLab")
     return refusing
@@ -57,10 +57,8 @@ async def call(
         "deadline": None,
         "log": get_logger("timers.processor"),
         "state": state,
+        "timers": _refusing(),
     }
-    if processor.is_async:
-        result = processor.function(timer, Context(**known, timers=_refusing(Timers)))
-    else:
-        result = processor.function(timer, BlockingContext(**known, timers=_refusing(BlockingTimers)))
+    result = processor.function(timer, (Context if processor.is_async else BlockingContext)(**known))
     outcome: Result = await result if inspect.isawaitable(result) else result
     return outcome
