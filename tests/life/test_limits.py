@@ -11,12 +11,14 @@ from redis.asyncio import Redis
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.waiting import eventually
 from timers.client.doctor import examine
+from timers.client.fleet import read_fleet
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer
 from timers.engine import claimer
 from timers.processor import BURST_US, Context
 from timers.store import scripts
 from timers.store.connect import DedicatedConnection
+from timers.store.store import Touched
 
 
 class Busy(Calls):
@@ -167,6 +169,26 @@ class TestConcurrency:
         assert len(other) == 0
         held.release.set()
         await ended(fleet, ["x", "y"])
+
+    async def test_timers_behind_the_limit_do_not_count_as_late(self, fleet: Fleet) -> None:
+        """They did for a moment whenever the block of their queue ended, until a pod had found the limit again."""
+        held, named, called = Held(concurrency=2), list[int](), Counter[str]()
+        pod = await fleet.pod(held)
+        pod.store.called = lambda script, _seconds: called.update([script])
+        touch = pod.store.touch
+
+        async def touch_and_look(*given: Any, **options: Any) -> Touched:
+            blocks, touched = called["block"], await touch(*given, **options)
+            if touched.due and blocks >= len(named) + 1:  # the first that names the queue after a block
+                named.append((await read_fleet(fleet.store)).overdue_ms("ready"))
+            return touched
+
+        pod.store.touch = touch_and_look  # type: ignore[method-assign]
+        await arm(fleet, ids(10))
+        await until(lambda: len(named) == 4, "four blocks have ended")
+        assert named == [0, 0, 0, 0]
+        held.release.set()
+        await ended(fleet, ids(10))
 
     async def test_a_prefix_without_limits_over_the_fleet_reserves_nothing(
         self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch

@@ -145,6 +145,42 @@ async def test_a_short_block_of_a_queue_does_not_shorten_a_longer_one(
     assert (await frozen.touch(0)).due.keys() == {PREFIX}
 
 
+async def test_a_queue_whose_block_is_over_is_named_before_its_timers_count_as_ready(
+    frozen: Store, clock: time_machine.Traveller
+) -> None:
+    await armed(frozen)
+    await armed(frozen, prefix="idle", due="+20000")
+    await frozen.block(0, {PREFIX: 1_000, "idle": 1_000})
+    blocked, let_go = ({"idle"}, {PREFIX}), ({"idle", PREFIX}, set())
+    for seconds, expected in ((1.0, blocked), (0.2, blocked), (0.1, let_go)):
+        clock.shift(seconds)
+        assert (await frozen.touch(0)).due.keys() == {PREFIX}
+        state = await state_of(frozen)
+        assert (set(state.heads), state.blocked) == expected
+
+
+async def test_a_queue_that_is_blocked_again_is_named_no_more(frozen: Store, clock: time_machine.Traveller) -> None:
+    await armed(frozen)
+    await frozen.block(0, {PREFIX: 1_000})
+    clock.shift(1)
+    assert (await frozen.touch(0)).due.keys() == {PREFIX}
+    await frozen.block(0, {PREFIX: 1_000})
+    assert (await frozen.touch(0)).due == {}
+
+
+async def test_a_queue_whose_due_timers_were_taken_goes_on_at_once(
+    frozen: Store, clock: time_machine.Traveller
+) -> None:
+    """Until then nobody would touch what becomes due in it."""
+    await armed(frozen)
+    await frozen.block(0, {PREFIX: 1_000})
+    clock.shift(1)
+    await frozen.touch(0)
+    await claim(frozen)
+    await frozen.touch(0)
+    assert (await state_of(frozen)).blocked == set()
+
+
 async def test_a_run_with_a_live_lease_is_no_orphan(store: Store) -> None:
     await running(store)
     assert (await store.orphans(0))[0] == []

@@ -165,9 +165,10 @@ class Claimer:
             self._intake.mark_after(wanted.shard, ask.prefix, reserved.wait_ms / 1000)
             self._follow_up(wanted, ask, has_more=False)
             return reserved.wait_ms
-        is_full = most[ask.prefix] > 0 and not reserved.count
-        self._follow_up(wanted, ask, has_more=not is_full and 0 < used == ask.most)
-        return FULL_MS if is_full else 0
+        self._follow_up(wanted, ask, has_more=0 < used == ask.most)
+        is_full = used == reserved.count < most[ask.prefix]
+        # When a run has ended, its place is taken again; the block from before then lasts.
+        return FULL_MS if is_full and (not used or wanted.cause.startswith("sweep")) else 0
 
     async def _take(
         self,

@@ -5,6 +5,7 @@
 local most, rank = tonumber(ARGV[2]), tonumber(ARGV[3])
 local STALE_MS = 50
 local BACKLOG_MS = 1000   -- a queue that is later than this is not touched again: its events came, or the sweep replaces them
+local GRACE_MS = 250
 local next_poll = nil
 local queues = {}
 
@@ -58,6 +59,26 @@ local function poll_queues()
   return #heads == 2 * most and rank + most or 0
 end
 
+-- Let queues whose block is over go on. One with due timers stays blocked for GRACE_MS more, in which it is named, so that a pod
+-- can ask for it and block it again before anybody takes its timers for late. Half a millisecond in the time marks such a queue.
+local function end_blocks()
+  local grace = text(now + GRACE_MS) .. '.5'
+  local ending = call('ZRANGEBYSCORE', root .. 'blocked', '-inf', grace, 'WITHSCORES', 'LIMIT', 0, most)
+  for i = 1, #ending, 2 do
+    local prefix, until_ms = ending[i], tonumber(ending[i + 1])
+    local head = tonumber(call('ZSCORE', root .. 'held', prefix))
+    local is_marked, is_due = until_ms % 1 == 0.5, head and head < now + 1 and is_member(prefix .. ':x')
+    if until_ms <= now and is_due and not is_marked then
+      call('ZADD', root .. 'blocked', grace, prefix)
+      is_marked = true
+    elseif until_ms <= now or (is_marked and not is_due) then
+      block(prefix, nil)
+      is_marked = false
+    end
+    if is_marked then queues[#queues + 1], queues[#queues + 2] = prefix, text(math.max(math.floor(head), 0)) end
+  end
+end
+
 local function lowest(index)
   return tonumber(call('ZRANGE', root .. index, '0', '0', 'WITHSCORES')[2])
 end
@@ -68,15 +89,13 @@ end
 
 -- Most polls find that nothing is due, which takes one command for each index.
 local blocked, head, lease, go_on, lost = lowest('blocked'), lowest('heads'), lowest('leases'), 0, 0
-if blocked and blocked <= now then
-  for _, prefix in ipairs(call('ZRANGEBYSCORE', root .. 'blocked', '-inf', now_text, 'LIMIT', 0, most)) do
-    block(prefix, nil)
-  end
+if blocked and blocked < now + GRACE_MS + 1 then
+  end_blocks()
   blocked, head = lowest('blocked'), lowest('heads')
 end
 if head and head < now + 1 then go_on, head = poll_queues(), lowest_from('heads', now + 1) end
 if lease and lease < now then lost, lease = 1, lowest_from('leases', now) end
-come_again(blocked)
+come_again(blocked and math.ceil(blocked))
 come_again(head)
 come_again(lease)
 if next_poll and next_poll >= 2 ^ 53 then next_poll = nil end -- out of reach: a foreign score
