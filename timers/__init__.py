@@ -4,6 +4,8 @@ Each name is imported when it is first used: a module of processors needs nothin
 the command needs nothing at all.
 """
 
+# ruff: noqa: F403, F405 (a star brings the names that `__all__` has)
+
 import sys
 from importlib import import_module  # noqa: TID251 (the names are ours)
 from types import ModuleType
@@ -17,47 +19,12 @@ if TYPE_CHECKING:
     from timers.client.feed import Dropped, Event, Gap, Open
     from timers.client.fleet import PrefixView, Stats
     from timers.core.answers import TimerAnswer
-    from timers.core.calls import (
-        Action,
-        ChangeFields,
-        Delay,
-        FilterFields,
-        IfExists,
-        NewTimerFields,
-        RepeatFields,
-        RetryFields,
-        StatusName,
-        Time,
-    )
+    from timers.core.calls import *
     from timers.core.model import HistoryEntry, Lease, Status, Timer
     from timers.core.outcome import Done, Fail, Rearm, Retry
     from timers.core.policies import Repeat, RetryPolicy
     from timers.core.spec import NewTimer, TimerChange
-    from timers.errors import (
-        AlreadyExists,
-        Busy,
-        ConfigurationError,
-        Denied,
-        EditLocked,
-        FieldError,
-        Forbidden,
-        Full,
-        InvalidInput,
-        NewerFormat,
-        NoProcessor,
-        NotFound,
-        NotScheduled,
-        RateLimited,
-        RedisRights,
-        Refused,
-        Running,
-        RunOver,
-        TimersError,
-        TooManyPending,
-        Unauthorized,
-        Unavailable,
-        VersionMismatch,
-    )
+    from timers.errors import *
     from timers.processor import BlockingContext, Context, Processor, processor
     from timers.store.filters import Filter
     from timers.store.identity import Loss

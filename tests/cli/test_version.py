@@ -83,11 +83,12 @@ def test_a_module_of_processors_imports_no_client_of_redis() -> None:
 def test_every_public_name_is_what_a_type_checker_takes_it_for() -> None:
     nodes = list(ast.walk(ast.parse(Path(timers.__file__).read_text())))
     typed = {
-        alias.name: getattr(import_module(node.module), alias.name)
+        name: vars(module)[name]
         for node in nodes
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("timers.")
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("timers.")
+        for module in [import_module(node.module)]
         for alias in node.names
-        if node.module is not None
+        for name in (vars(module).keys() & set(timers.__all__) if alias.name == "*" else [alias.name])
     }
     assert typed.keys() == set(timers.__all__) <= set(dir(timers))
     assert {name for name, found in typed.items() if getattr(timers, name) is not found} == set()
