@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Self, TypeVar, cast
 
 from pydantic import AfterValidator, ConfigDict, PrivateAttr, StrictBool, WithJsonSchema
 
-from timers.client.planning import due_of_change, refusal
+from timers.client.planning import REASONS, own_due_ms, refusal
 from timers.core import shapes
 from timers.core.answers import ActionAnswer, RefusedTimer
 from timers.core.calls import Action
@@ -28,17 +28,7 @@ from timers.core.fields import AnyDuration, StrictModel, Time, check_id, check_p
 from timers.core.hooks import ids_of_calls
 from timers.core.model import Progress, Status, Timer
 from timers.core.spec import TimerChange
-from timers.errors import (
-    FieldError,
-    InvalidInput,
-    NewerFormat,
-    RedisRights,
-    Refused,
-    TimersError,
-    TooManyPending,
-    Unavailable,
-    shown,
-)
+from timers.errors import FieldError, InvalidInput, TimersError, Unavailable, shown
 from timers.processor import Rate
 from timers.store.filters import Filter
 from timers.store.listing import check_cursor, read_page, read_pages
@@ -68,9 +58,6 @@ TAKES: Final[Mapping[str, Sequence[Status]]] = MappingProxyType(
     }
 )
 """The statuses that an action looks at. Running timers are included to be counted as refused."""
-
-REASONS: Final = (InvalidInput, TooManyPending, Refused, RedisRights, NewerFormat)
-"""Why one timer may be refused. Every other error ends the action."""
 
 EXAMPLES: Final = 5
 """How many of the refused timers are named for each reason."""
@@ -194,7 +181,7 @@ class BulkAction(StrictModel):
         change = TimerChange.parse(due) if due else self.changes
         if change is None or not change.moves_due:
             return change
-        return change.model_copy(update={"delay": None, "due_at": due_of_change(change, now_ms)})
+        return change.model_copy(update={"delay": None, "due_at": own_due_ms(change, now_ms)})
 
 
 def _not_taken(action: str, wanted: Filter) -> Iterator[FieldError]:

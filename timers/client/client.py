@@ -27,10 +27,10 @@ from timers.client.planning import (
     accepted,
     armed,
     changed_progress,
-    due_of_change,
+    own_due_ms,
     plan,
     refusal,
-    try_plan,
+    tried,
 )
 from timers.core.calls import Action, ChangeFields, Delay, FilterFields, Time, Timers
 from timers.core.fields import check_callers_prefix, check_id, check_prefix, check_traceparent, is_own
@@ -132,11 +132,7 @@ class TimerClient(Timers):
         if (refused := await self._declared.refusal(new.prefix)) is not None:
             raise refused
         arming = plan(new, store.clock.now_ms(), traceparent, self._by)
-        answer = await self._group_commit.arm(arming, self._quota)
-        result = armed(answer, self._quota)
-        if isinstance(result, Exception):
-            raise result
-        return result
+        return armed(await self._group_commit.arm(arming, self._quota), arming, self._quota)
 
     async def batch(self, news: Iterable[Wish], *, traceparent: str | None = None) -> Results:
         """Arm up to 1,000 timers, each given as a NewTimer or by its fields. Returns a result for each, in order; an
@@ -156,13 +152,15 @@ class TimerClient(Timers):
         self, traceparent: str | None, news: Sequence[Wish], via: DedicatedConnection | None
     ) -> Results:
         now_ms = (await self._open()).clock.now_ms()
-        planned = [try_plan(new, now_ms, traceparent, self._by) for new in news]
+        planned = [
+            new if isinstance(new, Exception) else tried(plan, new, now_ms, traceparent, self._by) for new in news
+        ]
         refused = await self._declared.refusals({p.prefix for p in planned if isinstance(p, Arming)})
         if refused:
             planned = [refused.get(p.prefix, p) if isinstance(p, Arming) else p for p in planned]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
         answers = iter(await self._quotas.arm(armings, self._quota, via))
-        return [armed(next(answers), self._quota) if isinstance(p, Arming) else p for p in planned]
+        return [tried(armed, next(answers), p, self._quota) if isinstance(p, Arming) else p for p in planned]
 
     async def get(self, prefix: str, id: str) -> Timer:
         store = await self._open()
@@ -216,7 +214,7 @@ class TimerClient(Timers):
         return self._did("change", accepted(answer, prefix, id, ("changed",)))
 
     async def _change(self, store: Store, current: Timer, change: TimerChange, version: int | None) -> Reply:
-        due_ms = due_of_change(change, store.clock.now_ms())
+        due_ms = own_due_ms(change, store.clock.now_ms())
         return await store.reschedule(
             current.prefix,
             current.id,

@@ -4,15 +4,16 @@ the timer that is there now, or the error that says why not. Pure: it never read
 import os
 import string
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from timers.core.calls import NewTimerFields
 from timers.core.decide import first_slot, start
 from timers.core.durations import Duration, format_time, parse_time, within_reach
 from timers.core.model import NO_PROGRESS, Progress, Status, Timer
 from timers.core.policies import Repeat
-from timers.core.spec import NewTimer, TimerChange
+from timers.core.spec import NewTimer, Spec, TimerChange
 from timers.errors import (
     AlreadyExists,
     EditLocked,
@@ -30,13 +31,12 @@ from timers.store.callers import Quota
 from timers.store.codec import encode_act
 from timers.store.store import Arming, Reply
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _DIGITS: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PAIRS: Final = [first + second for first in _DIGITS for second in _DIGITS]
 """The numbers below 62² in base 62. The digits are in the order of their bytes, so that texts sort as their numbers."""
-
-
-Wish = NewTimer | NewTimerFields | InvalidInput | Refused
-"""A timer of a batch, or the error that is its result."""
 
 
 def new_id() -> str:
@@ -50,44 +50,31 @@ def new_id() -> str:
     return "".join(reversed(pairs))
 
 
-def plan(new: NewTimer, now_ms: float, traceparent: str | None = None, by: str | None = None) -> Arming:
+def plan(
+    new: NewTimer | NewTimerFields, now_ms: float, traceparent: str | None = None, by: str | None = None
+) -> Arming:
     """Plan a new timer's due time and first progress. The trace is kept with the spec; if it replaces another timer,
     the history names who did that. Raises InvalidInput."""
-    due, progress = _first_due(new, now_ms), NO_PROGRESS
+    new = new if isinstance(new, NewTimer) else NewTimer.parse(new)
+    due_ms, progress = own_due_ms(new, now_ms), NO_PROGRESS
+    if due_ms is None:
+        due_ms = _first_due_ms(new, now_ms)
+    due = f"@{due_ms}" if new.due_at is not None else f"+{due_ms - round(now_ms)}"
     if new.repeat is not None:
-        due_ms = round(now_ms) + int(due[1:]) if due[0] == "+" else int(due[1:])
         _require_before_end(new.repeat, due_ms)
         due, progress = f"@{due_ms}", start(due_ms)
     spec = new.spec() if traceparent is None else {**new.spec(), "traceparent": traceparent}
     return Arming(new.prefix, new.id or new_id(), due, spec, progress, new.if_exists, encode_act("replaced", by))
 
 
-def try_plan(new: Wish, now_ms: float, traceparent: str | None, by: str | None) -> Arming | InvalidInput | Refused:
-    """As `plan`, for a timer of a batch: the error instead of raising it."""
-    if isinstance(new, InvalidInput | Refused):
-        return new
-    try:
-        return plan(new if isinstance(new, NewTimer) else NewTimer.parse(new), now_ms, traceparent, by)
-    except InvalidInput as error:
-        return error
-
-
-def _first_due(new: NewTimer, now_ms: float) -> str:
-    if new.due_at is not None:
-        return f"@{within_reach(parse_time(new.due_at, 'due_at'), now_ms, 'due_at', new.due_at)}"
-    if new.delay is not None:
-        delay = Duration.parse(new.delay, "delay")
-        if delay.months:
-            return f"@{within_reach(delay.add_to(round(now_ms)), now_ms, 'delay', new.delay)}"
-        wait_ms = delay.exact_ms
-        within_reach(round(now_ms) + wait_ms, now_ms, "delay", new.delay)
-        return f"+{wait_ms}"
+def _first_due_ms(new: NewTimer, now_ms: float) -> int:
+    """The first due time of a timer that gives none itself."""
     if new.repeat is not None and new.repeat.cron is not None:
-        return f"@{first_slot(new.repeat, round(now_ms))}"
+        return first_slot(new.repeat, round(now_ms))
     ladder_ms = new.retry.ladder_ms if new.retry is not None else None
     if ladder_ms is None:
         raise InvalidInput.of("delay", None, "exactly one of delay and due_at")
-    return f"+{ladder_ms[0]}"
+    return round(now_ms) + ladder_ms[0]
 
 
 def _require_before_end(repeat: Repeat, due_ms: int) -> None:
@@ -96,13 +83,13 @@ def _require_before_end(repeat: Repeat, due_ms: int) -> None:
         raise InvalidInput.of("repeat.until", repeat.until, rule)
 
 
-def due_of_change(change: TimerChange, now_ms: float) -> int | None:
-    """The new due time of a change in epoch ms; None if it does not move."""
-    if change.due_at is not None:
-        return within_reach(parse_time(change.due_at, "due_at"), now_ms, "due_at", change.due_at)
-    if change.delay is not None:
-        due_ms = Duration.parse(change.delay, "delay").add_to(round(now_ms))
-        return within_reach(due_ms, now_ms, "delay", change.delay)
+def own_due_ms(spec: Spec, now_ms: float) -> int | None:
+    """The due time that a new timer or a change gives itself, in epoch ms; None if it gives none."""
+    if spec.due_at is not None:
+        return within_reach(parse_time(spec.due_at, "due_at"), now_ms, "due_at", spec.due_at)
+    if spec.delay is not None:
+        due_ms = Duration.parse(spec.delay, "delay").add_to(round(now_ms))
+        return within_reach(due_ms, now_ms, "delay", spec.delay)
     return None
 
 
@@ -131,45 +118,47 @@ class Armed(NamedTuple):
         return self.how == "created"
 
 
-Results = list[Armed | Refused | InvalidInput | TooManyPending | RedisRights | NewerFormat]
+Reason = InvalidInput | TooManyPending | Refused | RedisRights | NewerFormat
+REASONS: Final = (InvalidInput, TooManyPending, Refused, RedisRights, NewerFormat)
+"""Why one timer of several may be refused. Every other error ends the whole call."""
+
+Wish = NewTimer | NewTimerFields | InvalidInput | Refused
+"""A timer of a batch, or the error that is its result."""
+
+Results = list[Armed | Reason]
 """The result for each timer of a batch."""
 
 
-def armed(answer: Reply, quota: Quota | None) -> Armed | Refused | TooManyPending | RedisRights | NewerFormat:
-    """The result of arming within the quota."""
-    if answer.refused is not None:
-        return answer.refused
-    if answer.code == "full" and quota is not None:
-        return _too_many(quota)
-    if answer.code == "prefixes" and quota is not None:
-        return TooManyPending(
-            f"{quota.most_prefixes} prefixes under {', '.join(quota.prefixes)} have timers, the maximum of the key; "
-            "use one of these prefixes, or cancel and purge all timers of one"
-        )
-    timer = answer.timer
-    if timer is None:
-        raise ValueError("an arm answer has a timer")
-    if answer.code in ("created", "replaced", "kept"):
-        return Armed(timer, answer.code)
-    return refusal(answer.code, timer.prefix, timer.id, timer)
+def tried(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Reason:
+    """What the call returns, or the reason that it raises."""
+    try:
+        return call(*args, **kwargs)
+    except REASONS as reason:
+        return reason
 
 
-def _too_many(quota: Quota) -> TooManyPending:
-    return TooManyPending(
-        f"{quota.most} timers are scheduled under {', '.join(quota.prefixes)}, the maximum of the key, or running; "
-        "try again when some have run, or cancel some"
-    )
+def armed(answer: Reply, arming: Arming, quota: Quota | None) -> Armed:
+    """The result of arming within the quota. Raises as `accepted`."""
+    return Armed(accepted(answer, arming.prefix, arming.id, ("created", "replaced", "kept"), quota), answer.code)
 
 
 def accepted(answer: Reply, prefix: str, timer_id: str, codes: tuple[str, ...], quota: Quota | None = None) -> Timer:
     """The timer, if the reply has one of these codes. Raises the error for any other code."""
-    if answer.code == "full" and quota is not None:
-        raise _too_many(quota)
+    if answer.code in codes and answer.timer is not None:
+        return answer.timer
     if answer.refused is not None:
         raise answer.refused
-    if answer.code not in codes or answer.timer is None:
-        raise refusal(answer.code, prefix, timer_id, answer.timer)
-    return answer.timer
+    if answer.code == "full" and quota is not None:
+        raise TooManyPending(
+            f"{quota.most} timers are scheduled under {', '.join(quota.prefixes)}, the maximum of the key, or running; "
+            "try again when some have run, or cancel some"
+        )
+    if answer.code == "prefixes" and quota is not None:
+        raise TooManyPending(
+            f"{quota.most_prefixes} prefixes under {', '.join(quota.prefixes)} have timers, the maximum of the key; "
+            "use one of these prefixes, or cancel and purge all timers of one"
+        )
+    raise refusal(answer.code, prefix, timer_id, answer.timer)
 
 
 def refusal(code: str, prefix: str, timer_id: str, timer: Timer | None) -> Refused:

@@ -109,8 +109,8 @@ class Duration:
         `parse_timezone` has checked. Repeats add a multiple (`every * 3`) to their first time, so that February loses
         no day.
         """
-        if not (self.months or self.days):
-            return at_ms + self.ms
+        if not self.months and (not self.days or timezone == "UTC"):
+            return at_ms + self.days * DAY_MS + self.ms
         start = Instant.from_timestamp(at_ms, unit="millisecond").to_tz(timezone)
         # Without the zone, because a zoned time keeps its offset if it can: in the doubled hour of autumn the answer
         # would depend on the season of the start.
