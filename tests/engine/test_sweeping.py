@@ -91,7 +91,7 @@ class _Rig:
         return self.one.next_poll_ms - self.store.clock.now_ms()
 
     def marked(self) -> set[str]:
-        return {ask.prefix for some in self.intake.take(1_000) for ask in some.asks}
+        return {ask.prefix for asks in self.intake.take(1_000) for ask in asks}
 
 
 @pytest.fixture

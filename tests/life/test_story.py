@@ -170,7 +170,7 @@ class TestSplit:
         intake = Intake()
         for cause, is_known in [("event", True), ("sweep", True), ("room", False), ("rate", False)]:
             intake.mark_all(0, "note", cause)
-            ((ask,),) = [wanted.asks for wanted in intake.take(1)]
+            ((ask,),) = intake.take(1)
             assert (ask.known_at is not None) is is_known
 
     async def test_of_each_try(self, fleet: Fleet) -> None:

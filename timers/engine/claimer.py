@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import Final
 
-from timers.engine.intake import BACKLOG, CLAIM_BATCH, HOLD_SECONDS, Intake, PlannedClaim, QueueClaim
+from timers.engine.intake import BACKLOG, CLAIM_BATCH, HOLD_SECONDS, Intake, QueueClaim
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import named
@@ -85,49 +85,50 @@ class Claimer:
         orphans = {} if limited else self._intake.take_orphans(min(room, CLAIM_BATCH))
         room = (room + 1) // 2 if limited else room - sum(map(len, orphans.values()))
         wanted = self._intake.take(room, limited=limited)
-        asked = sum(map(len, orphans.values())) + sum(some.most for some in wanted)
+        asked = sum(map(len, orphans.values())) + sum(ask.most for asks in wanted for ask in asks)
         self._asked += asked
         try:
             for shard, identities in orphans.items():
                 await self._rescue(shard, identities)
-            for some in wanted:
-                await self._claim(some)
+            for asks in wanted:
+                await self._claim(asks)
         finally:
             self._asked -= asked
             self._runner.room_changed()
 
-    async def _claim(self, wanted: PlannedClaim) -> None:
+    async def _claim(self, asks: Sequence[QueueClaim]) -> None:
         """Claim from all queues in one call, but reserve the starts of those with fleet-wide limits before."""
-        held_off = {ask.prefix: ms for ask in wanted.asks if (ms := self._runner.held_off_ms(ask.prefix))}
+        shard, cause = asks[0].shard, asks[0].cause
+        held_off = {ask.prefix: ms for ask in asks if (ms := self._runner.held_off_ms(ask.prefix))}
         for prefix, ms in held_off.items():
-            self._intake.mark_after(wanted.shard, prefix, ms / 1000)
-        if wanted.cause == "sweep":
-            await self._block(wanted.shard, held_off)
-        limited = [ask for ask in wanted.asks if self._runner.limits_of(ask.prefix).over_fleet]
-        free = [ask for ask in wanted.asks if not self._runner.limits_of(ask.prefix).over_fleet]
-        most = {ask.prefix: min(ask.most, self._room_of(ask.prefix)) for ask in free}
+            self._intake.mark_after(shard, prefix, ms / 1000)
+        if cause == "sweep":
+            await self._block(shard, held_off)
+        limited = [ask for ask in asks if self._runner.limits_of(ask.prefix).over_fleet]
+        free = [ask for ask in asks if not self._runner.limits_of(ask.prefix).over_fleet]
         if free:
+            most = self._most(free)
             with self._asking(most):
-                claimed = await self._take(wanted.shard, most, wanted.cause, free) if any(most.values()) else None
+                claimed = await self._take(shard, most, free) if any(most.values()) else None
                 for ask in free:
                     is_full = claimed is not None and most[ask.prefix] == ask.most and ask.prefix in claimed.more
-                    self._follow_up(wanted, ask, has_more=is_full)
+                    self._follow_up(ask, has_more=is_full)
         if limited:
-            await self._claim_limited(wanted, limited)
+            await self._claim_limited(shard, limited)
 
-    async def _claim_limited(self, wanted: PlannedClaim, asks: Sequence[QueueClaim]) -> None:
+    async def _claim_limited(self, shard: int, asks: Sequence[QueueClaim]) -> None:
         """Reserve starts, claim as many timers, and give unused starts back: a round trip each for all queues."""
-        most = {ask.prefix: min(ask.most, self._room_of(ask.prefix)) for ask in asks}
+        most = self._most(asks)
         with self._asking(most):
             reserved = await self._reserve({prefix: (self._runner.limits_of(prefix), n) for prefix, n in most.items()})
-            places = await self._places(wanted.shard, reserved)
-            used = await self._claim_reserved(wanted.cause, asks, reserved, places)
+            places = await self._places(shard, reserved)
+            used = await self._claim_reserved(asks, reserved, places)
             await self._pod.permits.give_back((each, used[prefix]) for prefix, each in reserved.items())
-        for prefix, shard in places.items():
-            if shard not in self._pod.shards:
-                await self._pod.store.block(shard, {prefix: 0})  # its pods were told that there is no room
-        waits = {ask.prefix: self._after(wanted, ask, most, reserved[ask.prefix], used[ask.prefix]) for ask in asks}
-        await self._block(wanted.shard, waits)
+        for prefix, place in places.items():
+            if place not in self._pod.shards:
+                await self._pod.store.block(place, {prefix: 0})  # its pods were told that there is no room
+        waits = {ask.prefix: self._after(ask, most, reserved[ask.prefix], used[ask.prefix]) for ask in asks}
+        await self._block(shard, waits)
 
     async def _block(self, shard: int, waits: Mapping[str, int]) -> None:
         """Every poll would find a queue at its limit due and ask for it again. A short wait is not worth a call."""
@@ -142,7 +143,7 @@ class Claimer:
         return {prefix: place for prefix, place in places.items() if place is not None}
 
     async def _claim_reserved(
-        self, cause: str, asks: Sequence[QueueClaim], reserved: Mapping[str, Reservation], places: Mapping[str, int]
+        self, asks: Sequence[QueueClaim], reserved: Mapping[str, Reservation], places: Mapping[str, int]
     ) -> Counter[str]:
         """Claim in one call for each shard and kind of order. Returns how many came from each queue."""
         together: defaultdict[tuple[int, bool], list[QueueClaim]] = defaultdict(list)
@@ -153,35 +154,31 @@ class Claimer:
         for (shard, in_order), some in together.items():
             most = {ask.prefix: reserved[ask.prefix].count for ask in some}
             permits = [permit for ask in some for permit in reserved[ask.prefix].permits]
-            claimed = await self._take(shard, most, cause, some, in_order=in_order, permits=permits)
-            used += _numbers(claimed)
+            used += _numbers(await self._take(shard, most, some, in_order=in_order, permits=permits))
         return used
 
-    def _after(
-        self, wanted: PlannedClaim, ask: QueueClaim, most: Mapping[str, int], reserved: Reservation, used: int
-    ) -> int:
+    def _after(self, ask: QueueClaim, most: Mapping[str, int], reserved: Reservation, used: int) -> int:
         """Plan what follows a claim from a limited queue. Returns for how many ms nothing of it may start."""
         if used == reserved.count and reserved.wait_ms:
-            self._intake.mark_after(wanted.shard, ask.prefix, reserved.wait_ms / 1000)
-            self._follow_up(wanted, ask, has_more=False)
+            self._intake.mark_after(ask.shard, ask.prefix, reserved.wait_ms / 1000)
+            self._follow_up(ask, has_more=False)
             return reserved.wait_ms
-        self._follow_up(wanted, ask, has_more=0 < used == ask.most)
+        self._follow_up(ask, has_more=0 < used == ask.most)
         is_full = used == reserved.count < most[ask.prefix]
         # When a run has ended, its place is taken again; the block from before then lasts.
-        return FULL_MS if is_full and (not used or wanted.cause.startswith("sweep")) else 0
+        return FULL_MS if is_full and (not used or ask.cause.startswith("sweep")) else 0
 
     async def _take(
         self,
         shard: int,
         most: Mapping[str, int],
-        cause: str,
-        asks: Iterable[QueueClaim],
+        asks: Sequence[QueueClaim],
         *,
         in_order: bool = False,
         permits: Sequence[Permit] = (),
     ) -> Claimed:
         """Claim up to the given number from each queue and start the runs."""
-        asked_at = time.monotonic()
+        asked_at, cause = time.monotonic(), asks[0].cause
         claimed = await self._pod.store.claim(
             shard,
             list(most.items()),
@@ -261,6 +258,10 @@ class Claimer:
             return 0
         return max(self._runner.room_of(prefix) - self._asked_of[prefix], 0)
 
+    def _most(self, asks: Iterable[QueueClaim]) -> dict[str, int]:
+        """How many timers to ask each queue for."""
+        return {ask.prefix: min(ask.most, self._room_of(ask.prefix)) for ask in asks}
+
     @contextmanager
     def _asking(self, most: Mapping[str, int]) -> Iterator[None]:
         answered = asyncio.get_running_loop().create_future()
@@ -273,14 +274,14 @@ class Claimer:
             self._unanswered.remove(answered)
             answered.set_result(None)
 
-    def _follow_up(self, wanted: PlannedClaim, ask: QueueClaim, *, has_more: bool) -> None:
+    def _follow_up(self, ask: QueueClaim, *, has_more: bool) -> None:
         """After a full batch, or one that a sweep asked for, the queue stays marked. A short batch has emptied the
         queue or met a limit; then the end of a run, or the time when the rate allows the next start, marks it again."""
         if not has_more:
-            self._intake.emptied(wanted.shard, ask)
-        elif ask.most >= BACKLOG or wanted.cause != "event":
+            self._intake.emptied(ask)
+        elif ask.most >= BACKLOG or ask.cause != "event":
             deep = ask.most >= BACKLOG
-            self._intake.mark_all(wanted.shard, ask.prefix, wanted.cause, deep=deep, known_at=ask.known_at)
+            self._intake.mark_all(ask.shard, ask.prefix, ask.cause, deep=deep, known_at=ask.known_at)
 
 
 def _numbers(claimed: Claimed) -> Counter[str]:

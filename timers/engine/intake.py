@@ -58,24 +58,12 @@ class QueueClaim:
     """What one claim asks of one queue: at most `most` timers. `touched` is the number of the newest mark it knew, and
     `known_at` when this pod learned of the due timers; None if they had to wait for room or for the rate."""
 
+    shard: int
     prefix: str
+    cause: str
     most: int
     touched: int
     known_at: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedClaim:
-    """One claim to make: a shard, some of its queues, and the cause."""
-
-    shard: int
-    asks: list[QueueClaim]
-    cause: str
-
-    @property
-    def most(self) -> int:
-        """How many timers it may bring in all."""
-        return sum(ask.most for ask in self.asks)
 
 
 @dataclass(slots=True)
@@ -174,24 +162,24 @@ class Intake:
         """Wait until there is something to take from the lane of the limited queues, or of the others."""
         await self._lanes[limited].something.wait()
 
-    def take(self, room: int, *, limited: bool = False) -> list[PlannedClaim]:
-        """Return claims for at most `room` timers in all, each for one shard. The queues of a claim share its batch.
-        What is asked for leaves the marks; the rest goes to the back, so that on a full pod every queue gets its
-        turn."""
+    def take(self, room: int, *, limited: bool = False) -> list[list[QueueClaim]]:
+        """Return what to ask for, at most `room` timers in all, together for each shard and cause. The queues of a
+        claim share its batch. What is asked for leaves the marks; the rest goes to the back, so that on a full pod
+        every queue gets its turn."""
         lane = self._lanes[limited]
-        claims: dict[tuple[int, str], list[str]] = {}
-        for (shard, prefix), dirty in _next_queues(lane):
-            claims.setdefault((shard, dirty.cause), []).append(prefix)
-        wanted: list[PlannedClaim] = []
-        for (shard, cause), prefixes in claims.items():
-            share = max(CLAIM_BATCH // len(prefixes), 1)
+        claims: dict[tuple[int, str], list[Queue]] = {}
+        for queue, dirty in _next_queues(lane):
+            claims.setdefault((queue[0], dirty.cause), []).append(queue)
+        wanted: list[list[QueueClaim]] = []
+        for queues in claims.values():
+            share = max(CLAIM_BATCH // len(queues), 1)
             asks: list[QueueClaim] = []
-            for prefix in prefixes:
+            for queue in queues:
                 if room <= 0:
                     break
-                asks.append(_ask(lane, (shard, prefix), min(share, room)))
+                asks.append(_ask(lane, queue, min(share, room)))
                 room -= asks[-1].most
-            wanted += [PlannedClaim(shard, asks, cause)] if asks else []
+            wanted += [asks] if asks else []
         self._update_flag()
         return wanted
 
@@ -203,14 +191,14 @@ class Intake:
         self._update_flag()
         return chosen
 
-    def emptied(self, shard: int, ask: QueueClaim) -> None:
+    def emptied(self, ask: QueueClaim) -> None:
         """A claim found less than it asked for, so whatever was marked before it was sent has been taken, here or
         elsewhere. Newer marks stay: their timers may have become due after the script ran."""
         lane = self._lane(ask.prefix)
         for marks in (lane.new, lane.old):
-            dirty = marks.get((shard, ask.prefix))
+            dirty = marks.get((ask.shard, ask.prefix))
             if dirty is not None and dirty.touched == ask.touched:
-                del marks[shard, ask.prefix]
+                del marks[ask.shard, ask.prefix]
                 self._update_flag()
 
     def _touch(self, shard: int, prefix: str, cause: str, known_at: float | None = None) -> DirtyQueue:
@@ -276,4 +264,5 @@ def _ask(lane: _Lane, queue: Queue, most: int) -> QueueClaim:
     dirty.since = time.monotonic()
     if dirty.deep or (not dirty.drain and dirty.wanted > 0):
         lane.old[queue] = dirty
-    return QueueClaim(queue[1], most, dirty.touched, None if dirty.cause in ("room", "rate") else dirty.known_at)
+    known_at = None if dirty.cause in ("room", "rate") else dirty.known_at
+    return QueueClaim(*queue, dirty.cause, most, dirty.touched, known_at)
