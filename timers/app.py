@@ -9,10 +9,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager, suppress
-from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, NoReturn
 
@@ -33,7 +32,7 @@ from timers.dashboard.pages import all_pages
 from timers.dashboard.render import prepare
 from timers.dashboard.site import Guard, Parts
 from timers.embedded import EmbeddedServer
-from timers.engine.peers import IdentityWatch, Peers
+from timers.engine.peers import Peers
 from timers.engine.pod import WorkerOptions
 from timers.engine.spans import Spans
 from timers.engine.worker import Worker
@@ -192,9 +191,8 @@ async def _serve(
 
 def _peers(settings: Settings, store: Store, stopping: Stopping) -> Peers:
     """The signs of life of a pod without a worker."""
-    watch = IdentityWatch(store.identity, disagreed=stopping.disagreed)
     me = Member(settings.pod, roles=_roles(settings), settings=_fleet_wide(settings), format=store.identity.newest)
-    return Peers(Membership(store), me, partial(_met, store), watch)
+    return Peers(Membership(store), me, disagreed=stopping.disagreed)
 
 
 def _worker(
@@ -240,11 +238,6 @@ def _starting() -> Iterator[None]:
 
 def _fleet_wide(settings: Settings) -> dict[str, str]:
     return {VERSION: version(DISTRIBUTION), **settings.fleet_wide}
-
-
-def _met(store: Store) -> Mapping[str, Any]:
-    """The state of a pod without a worker, for its signs of life."""
-    return {"lacks": store.refusals.lacks, "newer": store.refusals.newer}
 
 
 def _roles(settings: Settings) -> tuple[str, ...]:

@@ -9,10 +9,10 @@ from tests.engine.fleet import Calls, Fleet
 from tests.store.acts import bucket_of
 from tests.waiting import eventually
 from timers.client.doctor import examine
-from timers.engine.peers import IdentityWatch
+from timers.engine.peers import Peers
 from timers.store import identity
 from timers.store.checkup import Check
-from timers.store.membership import Member
+from timers.store.membership import VERSION, Member, Membership
 
 LATER = "note:later"
 NEXT = identity.READS + 1
@@ -25,8 +25,9 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def watch(fleet: Fleet, members: list[Member], seconds: float = 0) -> Callable[[], Awaitable[None]]:
-    watching = IdentityWatch(fleet.store.identity, raise_after_seconds=seconds)
-    return lambda: watching.check(members, version="9.9")
+    me = Member("new", settings={VERSION: "9.9"})
+    watching = Peers(Membership(fleet.store), me, raise_after_seconds=seconds)
+    return lambda: watching.check_identity(members)
 
 
 OLD, NEW, OTHER = Member("old"), Member("new", format=NEXT), Member("other", format=NEXT)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from timers.engine.peers import ALL_BEATS, IdentityWatch, Peers
+from timers.engine.peers import ALL_BEATS, Peers
 from timers.store.connect import connect
 from timers.store.identity import DbIdentity
 from timers.store.membership import Declaration, Member, Membership, Roster
@@ -15,11 +15,26 @@ from timers.store.store import Store
 IDS = [f"user-{number}" for number in range(4_000)]
 
 
+class _Identity(DbIdentity):
+    """Remembers what it is asked to mark, to look at and to count."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.connections.commands, "", store.clock, store.shards)
+        self.asked: list[tuple[list[int], list[int], list[int]]] = []
+
+    async def check(self, mine: Sequence[int], others: Sequence[int] = ()) -> None:
+        self.asked.append((list(mine), list(others), []))
+
+    async def count(self, shards: Collection[int]) -> None:
+        self.asked[-1][2].extend(shards)
+
+
 class _Registry(Membership):
     """A registry that returns what the test says; each sign of life is new."""
 
-    def __init__(self, *members: Member) -> None:
-        super().__init__(Store(connect("redis://nowhere.invalid")))
+    def __init__(self, *members: Member, shards: int = 1) -> None:
+        super().__init__(Store(connect("redis://nowhere.invalid"), shards=shards))
+        self.identity = self.store.identity = _Identity(self.store)
         self.members = members
         self.declared_before: list[str] = []
         self._beats = 0
@@ -175,29 +190,15 @@ async def test_the_longest_declared_prefix_owns_over_the_fleet() -> None:
     assert not views["a"].serve(0, "log-gone")
 
 
-class _Identity(DbIdentity):
-    """Remembers what it is asked to mark, to look at and to count."""
-
-    def __init__(self, shards: int) -> None:
-        store = Store(connect("redis://nowhere.invalid"), shards=shards)
-        super().__init__(store.connections.commands, "", store.clock, shards)
-        self.asked: list[tuple[list[int], list[int], list[int]]] = []
-
-    async def check(self, mine: Sequence[int], others: Sequence[int] = ()) -> None:
-        self.asked.append((list(mine), list(others), []))
-
-    async def count(self, shards: Collection[int]) -> None:
-        self.asked[-1][2].extend(shards)
-
-
 @pytest.mark.parametrize(("mine", "always"), [([1, 3, 30], 1), ([], 0)])
 async def test_a_pod_watches_all_shards_at_first_and_then_a_few_at_each_sign_of_life(
     mine: list[int], always: int
 ) -> None:
-    identity, others = _Identity(40), [shard for shard in range(40) if shard not in mine]
-    watch = IdentityWatch(identity)
+    others = [shard for shard in range(40) if shard not in mine]
+    registry = _Registry(shards=40)
+    peers, identity = peers_of(registry, sign("a", shards=tuple(mine))), registry.identity
     for _ in range(1 + ALL_BEATS):
-        await watch.check((), mine.__contains__)
+        await peers.check_identity(())
     assert identity.asked[0] == (mine, others, list(range(40)))
     later = identity.asked[1:]
     assert all(always in (*marked, *looked) and len(marked) + len(looked) <= 3 for marked, looked, _ in later)

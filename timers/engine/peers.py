@@ -18,7 +18,7 @@ from timers.engine.supervisor import Supervisor
 from timers.errors import ConfigurationError, Unavailable
 from timers.logs import get_logger
 from timers.store.cooperative import set_within
-from timers.store.identity import RAISE_AFTER_SECONDS, DbIdentity
+from timers.store.identity import RAISE_AFTER_SECONDS
 from timers.store.membership import Member, Membership, Roster
 
 _log = get_logger("timers.peers")
@@ -59,18 +59,25 @@ class Peers:
         membership: Membership,
         me: Member,
         state: Callable[[], Mapping[str, Any]] = dict,
-        watch: "IdentityWatch | None" = None,
         *,
         beat_ms: int = BEAT_MS,
+        raise_after_seconds: float = RAISE_AFTER_SECONDS,
+        disagreed: Callable[[ConfigurationError], None] | None = None,
     ) -> None:
-        """`me` describes this pod, and `state` returns its state at each beat. `watch` checks after each sign of
-        life."""
-        self._membership, self._me, self._state, self._watch, self._beat_ms = membership, me, state, watch, beat_ms
+        """`me` describes this pod, and `state` returns its state at each beat. `disagreed` is called if this pod cannot
+        work with the db as it is by now."""
+        self._membership, self._me, self._state, self._beat_ms = membership, me, state, beat_ms
+        self._identity, self._refusals = membership.store.identity, membership.store.refusals
+        self._raise_after_seconds, self._disagreed = raise_after_seconds, disagreed
+        self._checks = 0
+        self._foreign = ""
+        self._common: tuple[int, float] | None = None
         self._own_seed = zlib.crc32(me.pod.encode())
         self._soon = asyncio.Event()
         self._roster = Roster()
         self._others: list[Member] = []
         self._logged: dict[str, float] = {}
+        self._losses: set[str] = set()
         self._rivals = lru_cache(_QUEUES_REMEMBERED)(self._find_rivals)
         self.owner = lru_cache(_QUEUES_REMEMBERED)(self._find_owner)
         """The processor that owns timers of a prefix: the longest that any pod ever declared."""
@@ -108,7 +115,7 @@ class Peers:
 
     async def beat(self) -> None:
         """Give one sign of life and take over what has changed."""
-        me = replace(self._me, **self._state())
+        me = replace(self._me, lacks=self._refusals.lacks, newer=self._refusals.newer, **self._state())
         self._log_refusals(me)
         roster = await self._membership.beat(me)
         others = [member for member in roster.workers if member.pod != self._me.pod]
@@ -116,8 +123,7 @@ class Peers:
             self._rivals.cache_clear()
             self.owner.cache_clear()
         self._roster, self._others = roster, others
-        if self._watch is not None:
-            await self._watch.check(roster.members, self._leads, me.version or "")
+        await self.check_identity(roster.members)
 
     def _log_refusals(self, me: Member) -> None:
         """Log what the Redis user may not do, and which timers this version cannot read, each once a minute."""
@@ -137,9 +143,6 @@ class Peers:
         """This pod's rank among the pods that may sweep the shard. Rank 0 usually does the touching."""
         mine = weight(self._own_seed, shard)
         return sum(weight(zlib.crc32(m.pod.encode()), shard) > mine for m in self._others if m.takes(shard))
-
-    def _leads(self, shard: int) -> bool:
-        return self._me.takes(shard) and self.rank(shard) == 0
 
     def led(self, shards: Iterable[int]) -> Iterator[int]:
         """Those of the shards for which this pod has rank 0, each asked when its turn comes."""
@@ -167,54 +170,35 @@ class Peers:
         serving = self._roster.serving(prefix)
         return [zlib.crc32(m.pod.encode()) for m in serving if m.pod != self._me.pod and m.takes(shard)]
 
-
-class IdentityWatch:
-    """Writes checkpoints to this pod's shards and reads those of others, because this pod may be the one that is
-    left when the server comes back without its newest data. Raises the record format of the db once all live pods have
-    read a newer one for long enough. Calls `disagreed` if this pod cannot work with the db as it is now."""
-
-    def __init__(
-        self,
-        identity: DbIdentity,
-        *,
-        raise_after_seconds: float = RAISE_AFTER_SECONDS,
-        disagreed: Callable[[ConfigurationError], None] | None = None,
-    ) -> None:
-        self._identity, self._raise_after_seconds, self._disagreed = identity, raise_after_seconds, disagreed
-        self._beats = 0
-        self._logged: set[str] = set()
-        self._foreign = ""
-        self._common: tuple[int, float] | None = None
-
-    async def check(
-        self, members: Iterable[Member], leads: Callable[[int], bool] = lambda _shard: False, version: str = ""
-    ) -> None:
-        """Compare after each sign of life. `leads` says which are the shards of this pod."""
+    async def check_identity(self, members: Iterable[Member]) -> None:
+        """Write checkpoints to the shards that this pod leads and read those of others, because this pod may be the
+        one that is left when the server comes back without its newest data. Raise the record format of the db once all
+        live pods have read a newer one for long enough."""
         identity = self._identity
-        mine = list(filter(leads, range(identity.shards)))
-        turn, self._beats = self._beats, self._beats + 1
+        mine = list(self.led(filter(self._me.takes, range(identity.shards))))
+        turn, self._checks = self._checks, self._checks + 1
         due = [shard for shard in range(identity.shards) if turn == 0 or shard % ALL_BEATS == turn % ALL_BEATS]
         watched = {*due, mine[0] if mine else 0}
         try:
             await identity.check([shard for shard in mine if shard in watched], sorted(watched.difference(mine)))
             await identity.count(due)
-            await self._raise_format(members, version)
+            await self._raise_format(members)
         except ConfigurationError as error:
             if self._disagreed is None:
                 raise
             self._disagreed(error)
-        for name in [name for name in identity.losses if name not in self._logged]:
-            self._beats = 0  # the other shards may have lost something too
+        for name in [name for name in identity.losses if name not in self._losses]:
+            self._checks = 0  # the other shards may have lost something too
             _losses_log.error(
                 "data was lost", what=str(identity.losses[name]), acknowledge="timers doctor --acknowledge"
             )
-        self._logged = set(identity.losses)
+        self._losses = set(identity.losses)
         if identity.foreign != self._foreign:
             self._foreign = identity.foreign
             if self._foreign:
                 _losses_log.error("the number of shards was overwritten", what=self._foreign)
 
-    async def _raise_format(self, members: Iterable[Member], version: str) -> None:
+    async def _raise_format(self, members: Iterable[Member]) -> None:
         """Raise the db to the newest format that all live pods read, if that has not changed for long enough."""
         newest, now = min((member.format for member in members), default=0), time.monotonic()
         if newest <= self._identity.form:
@@ -222,5 +206,5 @@ class IdentityWatch:
         elif self._common is None or self._common[0] != newest:
             self._common = newest, now
         elif now - self._common[1] >= self._raise_after_seconds:
-            await self._identity.raise_format(newest, version)
+            await self._identity.raise_format(newest, self._me.version or "")
             _log.warning("records get a newer format; earlier versions can no longer start", format=newest)

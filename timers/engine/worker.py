@@ -16,7 +16,7 @@ from timers.engine.intake import Intake
 from timers.engine.leases import Leases
 from timers.engine.listener import Listener
 from timers.engine.maintenance import Maintenance
-from timers.engine.peers import IdentityWatch, Peers
+from timers.engine.peers import Peers
 from timers.engine.pod import Observer, Pod, WorkerOptions
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
@@ -123,7 +123,6 @@ class Worker:
         self, store: Store, registry: Registry, disagreed: Callable[[ConfigurationError], None] | None
     ) -> Peers:
         options = self._options
-        watch = IdentityWatch(store.identity, raise_after_seconds=options.raise_after_seconds, disagreed=disagreed)
         me = Member(
             options.pod,
             roles=options.roles,
@@ -135,7 +134,14 @@ class Worker:
             settings={**options.settings, **{f"{LIMITS}{p.prefix}": str(p.limits) for p in registry.processors}},
         )
         membership = Membership(store, forget_after_ms=options.forget_after_ms)
-        return Peers(membership, me, self._state, watch, beat_ms=options.beat_ms)
+        return Peers(
+            membership,
+            me,
+            self._state,
+            beat_ms=options.beat_ms,
+            raise_after_seconds=options.raise_after_seconds,
+            disagreed=disagreed,
+        )
 
     def _build_bare(self) -> BareWatch:
         peers, pod = self.peers, self._pod
@@ -247,6 +253,4 @@ class Worker:
             "running": self.runner.executing,
             "notifications": self._canary.delivery,
             "lateness": self._pod.observer.recent_starts(),
-            "lacks": self._pod.store.refusals.lacks,
-            "newer": self._pod.store.refusals.newer,
         }

@@ -159,7 +159,7 @@ class Membership:
     """The registry of one db as one pod or one reader sees it. Raises Unavailable while Redis is down."""
 
     def __init__(self, store: Store, *, forget_after_ms: int = FORGET_AFTER_MS) -> None:
-        self._store, self._redis = store, store.connections.commands
+        self.store, self._redis = store, store.connections.commands
         self._forget_after_ms = forget_after_ms
         self._said_card = self._said_state = ""
         self._beats = 0
@@ -213,7 +213,7 @@ class Membership:
 
     async def _run(self, pod: str, state: str, version: bytes, card: str = "", *declares: str) -> list[Any]:
         arguments: list[Argument] = [pod, state, self._forget_after_ms, version, card, *declares]
-        return await self._store.run("beat", keys.PODS_ROOT, arguments)
+        return await self.store.run("beat", keys.PODS_ROOT, arguments)
 
     async def read(self) -> Roster:
         """Read who is alive without giving a sign of life. Writes nothing."""
