@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from math import inf, nan
-from typing import Final, NamedTuple, get_args
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -82,21 +82,13 @@ OUTCOMES: Final = (*(kind.__name__.lower() for kind in get_args(Outcome)), "lost
 """How a run can end."""
 
 
-class DbMetrics(NamedTuple):
-    """What Redis says at a scrape. By declared prefix: `counts`, its timers by status; `unserved`, how many of its
-    prefixes have due timers that no pod serves; `failing_ms`, how long a retrying timer has failed. `shards` are those
-    that no pod serves. `posted` changes wait in the outboxes for a pod, the oldest for `posted_ms`."""
-
-    counts: Mapping[str, Mapping[Status, int]] = {}
-    unserved: Mapping[str, int] = {}
-    shards: Sequence[int] = ()
-    overdue_ms: float = nan
-    posted: float = nan
-    posted_ms: float = nan
-    failing_ms: Mapping[str, int] = {}
-
-
 Labels = tuple[str, ...]
+
+Figures = Mapping[str, Mapping[Labels, float]]
+"""Gauges by name and labels."""
+
+_UNKNOWN: Final = ("timers_overdue_seconds", "timers_outbox_entries", "timers_outbox_seconds")
+"""Gauges without labels that only Redis knows."""
 
 
 class _Buckets:
@@ -134,7 +126,7 @@ class Metrics(Observer, Collector):
         }
         self._calls = defaultdict[str, _Buckets](partial(_Buckets, ()))
         self._registry = CollectorRegistry()
-        self._read: Mapping[str, Mapping[Labels, float]] = {}
+        self._read: Figures = {}
         self._registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
@@ -194,9 +186,9 @@ class Metrics(Observer, Collector):
         """A call of a script was answered."""
         self._calls[script].observe(seconds)
 
-    def render(self, figures: DbMetrics | None, health: PodHealth | None, *, losses: int, dropped: int) -> bytes:
-        """The exposition text. `figures` is None if Redis does not answer: what only Redis knows is left out or NaN
-        then. `health` is None without a worker. `dropped` counts since the process began."""
+    def render(self, figures: Figures | None, health: PodHealth | None, *, losses: int, dropped: int) -> bytes:
+        """The exposition text. `figures` are the gauges that only Redis knows, None if it does not answer: they are
+        left out or NaN then. `health` is None without a worker. `dropped` counts since the process began."""
         self._numbers["timers_events_dropped_total"][()] = dropped
         single: dict[str, float] = {
             "timers_redis_up": figures is not None,
@@ -212,21 +204,6 @@ class Metrics(Observer, Collector):
                 "timers_notifications_ok": nan if figures is None else health.notifications == "ok",
                 "timers_notification_lag_seconds": nan if figures is None else health.lag_seconds,
             }
-        self._read = {**{name: {(): value} for name, value in single.items()}, **_of_redis(figures or DbMetrics())}
+        else_unknown: Figures = {name: {(): nan} for name in _UNKNOWN}
+        self._read = {**{name: {(): value} for name, value in single.items()}, **(figures or else_unknown)}
         return generate_latest(self._registry)
-
-
-def _of_redis(figures: DbMetrics) -> Mapping[str, Mapping[Labels, float]]:
-    """The gauges of what Redis tells."""
-    counts = [(prefix, status, n) for prefix, found in figures.counts.items() for status, n in found.items()]
-    return {
-        # Among the scheduled ones, so that a sum counts each timer once.
-        "timers_retrying": {(prefix,): n for prefix, status, n in counts if status is Status.RETRYING},
-        "timers_timers": {(prefix, s.value): n for prefix, s, n in counts if s is not Status.RETRYING},
-        "timers_retrying_seconds": {(prefix,): ms / 1000 for prefix, ms in figures.failing_ms.items()},
-        "timers_uncovered_shards": {(str(shard),): 1 for shard in figures.shards},
-        "timers_uncovered_prefixes": {(prefix,): n for prefix, n in figures.unserved.items()},
-        "timers_overdue_seconds": {(): figures.overdue_ms / 1000},
-        "timers_outbox_entries": {(): figures.posted},
-        "timers_outbox_seconds": {(): figures.posted_ms / 1000},
-    }

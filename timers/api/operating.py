@@ -21,7 +21,7 @@ from timers.core.model import Status
 from timers.engine.pod import UNDECLARED
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
-from timers.metrics import CONTENT_TYPE, DbMetrics, Metrics
+from timers.metrics import CONTENT_TYPE, Figures, Metrics
 from timers.store.cooperative import cooperatively
 from timers.store.filters import Visible
 from timers.store.starts import quantiles_ms
@@ -88,19 +88,20 @@ async def _metrics(client: TimerClient, metrics: Metrics, worker: Worker | None,
     refuse_query(request)
     health = None if worker is None else worker.health()
     losses, dropped = len(client.losses), client.events_dropped
-    text = metrics.render(await _db_metrics(client), health, losses=losses, dropped=dropped)
+    text = metrics.render(await _db_figures(client), health, losses=losses, dropped=dropped)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 
-async def _db_metrics(client: TimerClient) -> DbMetrics | None:
-    """None while Redis is down or frozen, which is when people look at a pod most."""
+async def _db_figures(client: TimerClient) -> Figures | None:
+    """The gauges of what Redis tells, by declared prefix. None while Redis is down or frozen, which is when people look
+    at a pod most."""
     found = defaultdict[str, Counter[Status]](Counter)
     try:
         async with asyncio.timeout(COUNTS_SECONDS):
             fleet, counts = await client.fleet(), await client.counts(own=True)
             async for prefix, counted in cooperatively(counts.items()):
                 found[await _label(client, prefix)].update(counted)
-            waiting = await posted(client)
+            posted_entries, posted_ms = await posted(client)
             failing_ms = dict[str, int]()
             for prefix, _, ms in await client.retrying():
                 label = await _label(client, prefix)
@@ -108,7 +109,18 @@ async def _db_metrics(client: TimerClient) -> DbMetrics | None:
             unserved = Counter([await _label(client, prefix) for prefix in fleet.unserved.prefixes])
     except (Unavailable, TimeoutError):
         return None
-    return DbMetrics(found, unserved, fleet.unserved.shards, fleet.overdue_ms("ready"), *waiting, failing_ms)
+    numbers = [(prefix, status, n) for prefix, counted in found.items() for status, n in counted.items()]
+    return {
+        # Among the scheduled ones, so that a sum counts each timer once.
+        "timers_retrying": {(prefix,): n for prefix, status, n in numbers if status is Status.RETRYING},
+        "timers_timers": {(prefix, status.value): n for prefix, status, n in numbers if status is not Status.RETRYING},
+        "timers_retrying_seconds": {(prefix,): ms / 1000 for prefix, ms in failing_ms.items()},
+        "timers_uncovered_shards": {(str(shard),): 1 for shard in fleet.unserved.shards},
+        "timers_uncovered_prefixes": {(prefix,): n for prefix, n in unserved.items()},
+        "timers_overdue_seconds": {(): fleet.overdue_ms("ready") / 1000},
+        "timers_outbox_entries": {(): posted_entries},
+        "timers_outbox_seconds": {(): posted_ms / 1000},
+    }
 
 
 async def _label(client: TimerClient, prefix: str) -> str:
