@@ -1,17 +1,17 @@
 """A proxy in front of the server that loses replies: the server does what was asked, but the caller gets no answer."""
 
 import asyncio
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 from urllib.parse import unquote, urlsplit
 
+from hiredis import Reader
+
 from timers.store import scripts
 
 _CHUNK: Final = 1 << 16
-_HEAD: Final = 128
-"""Bytes of a request that show which script it runs: `EVALSHA` and the digest come first."""
-
 _PATIENCE_S: Final = 2.0
 """How long to wait for a script to be called."""
 
@@ -64,7 +64,8 @@ class Proxy:
         self._links.discard(task)
 
     def losing(self, request: bytes, size: int) -> asyncio.Future[int] | None:
-        """Takes the order to lose a reply of this size to this request, if there is one."""
+        """Takes the order to lose a reply of this size to this request, given by its first two words, if there is
+        one."""
         for digest, (lost, at_least) in self._wanted.items():
             if digest in request and size >= at_least:
                 del self._wanted[digest]
@@ -73,12 +74,13 @@ class Proxy:
 
 
 class _Link:
-    """A client's connection and the one to the server. A client waits for each answer before its next request."""
+    """A client's connection and the one to the server."""
 
     def __init__(self, proxy: Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._proxy, self._reader, self._writer = proxy, reader, writer
-        self._request = b""
-        self._answered = True
+        self._requests, self._replies = Reader(), Reader()
+        self._asked = deque[bytes]()
+        self._size = 0
 
     async def serve(self, upstream: Path) -> None:
         """Pass bytes until either side closes or a reply is lost."""
@@ -99,18 +101,20 @@ class _Link:
 
     async def _ask(self, on: asyncio.StreamWriter) -> None:
         while data := await self._reader.read(_CHUNK):
-            if self._answered:
-                self._request, self._answered = b"", False
-            self._request = (self._request + data[:_HEAD])[:_HEAD]
+            self._requests.feed(data)
+            while (request := self._requests.gets()) is not False:
+                self._asked.append(b" ".join(request[:2]))
             on.write(data)
             await on.drain()
 
     async def _answer(self, back: asyncio.StreamReader) -> None:
         while data := await back.read(_CHUNK):
-            losing = None if self._answered else self._proxy.losing(self._request, len(data))
-            if losing is not None:
-                losing.set_result(len(data))
-                return
-            self._answered = True
+            self._replies.feed(data)
+            self._size += len(data)
+            while self._replies.gets() is not False:
+                if self._asked and (losing := self._proxy.losing(self._asked.popleft(), self._size)):
+                    losing.set_result(self._size)
+                    return
+                self._size = 0
             self._writer.write(data)
             await self._writer.drain()

@@ -27,7 +27,7 @@ class _Rig:
     def __init__(self, late_seconds: float = LATE_SECONDS, **seconds: float) -> None:
         server: Any = self
         self.connection_pool, self.connection_kwargs = self, dict[str, str]()
-        self.store = Store(Connections(server, 0))
+        self.store = Store(Connections(server, 0, server))
         given: dict[str, Any] = {"canary_every_seconds": 0.0, "deaf_seconds": 0.05, **seconds}
         pod = Pod(self.store, Registry([]), options_of(**given))
         self.canary = Canary(pod, life_ms=0, late_seconds=late_seconds)

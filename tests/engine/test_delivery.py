@@ -22,7 +22,7 @@ from timers.engine.pod import Counted, Observer, Pod
 from timers.engine.sweeper import Sweeper
 from timers.errors import Unavailable
 from timers.processor import Registry, processor
-from timers.store.connect import DedicatedConnection, connect
+from timers.store.connect import connect
 from timers.store.membership import Member, Membership
 from timers.store.notifications import Notification, Sink
 from timers.store.store import Store, Touched
@@ -44,7 +44,7 @@ class _DueJustNow(Store):
         self.looked = asyncio.Event()
         self.during: Callable[[], None] = self.looked.set
 
-    async def touch(self, shard: int, rank: int = 0, *, via: DedicatedConnection | None = None) -> Touched:
+    async def touch(self, shard: int, rank: int = 0) -> Touched:
         self.during()
         now_ms = round(self.clock.now_ms())
         return Touched(now_ms, None, {"note": now_ms - 1})

@@ -12,7 +12,7 @@ from timers.engine.pod import Pod
 from timers.engine.sweeper import Sweeper
 from timers.errors import Unavailable
 from timers.processor import Registry
-from timers.store.connect import DedicatedConnection, connect
+from timers.store.connect import connect
 from timers.store.membership import Member, Membership
 from timers.store.store import Store, Touched
 
@@ -55,7 +55,7 @@ async def test_the_claimer_spun_while_orphans_were_held() -> None:
 
 
 class _Away(Store):
-    async def touch(self, shard: int, next_orphan: int = 0, *, via: DedicatedConnection | None = None) -> Touched:
+    async def touch(self, shard: int, next_orphan: int = 0) -> Touched:
         raise Unavailable("away")
 
 

@@ -13,7 +13,7 @@ from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.engine.sweeper import INTERVAL_MS, NO_EVENTS_INTERVAL_MS, STAGGER_MS, TRUST_MS, Sweeper
 from timers.processor import Context, Registry, processor
-from timers.store.connect import DedicatedConnection, connect
+from timers.store.connect import connect
 from timers.store.membership import Member, Membership
 from timers.store.store import Identity, Store, Touched
 
@@ -50,7 +50,7 @@ class _FakeStore(Store):
         self.asked_for_runs.set()
         return self.runs
 
-    async def touch(self, shard: int, rank: int = 0, *, via: DedicatedConnection | None = None) -> Touched:
+    async def touch(self, shard: int, rank: int = 0) -> Touched:
         self.looks += 1
         self.ranks.append(rank)
         self.during()

@@ -15,7 +15,7 @@ from timers.engine.maintenance import Maintenance
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod as WorkerPod
 from timers.processor import Registry
-from timers.store.connect import DedicatedConnection, connect
+from timers.store.connect import connect
 from timers.store.membership import Member, Membership
 from timers.store.store import Identity, Store, Touched
 
@@ -126,7 +126,7 @@ class _Overdue(Store):
         self.now_ms_is = 0
         self.abandoned_before: list[int] = []
 
-    async def touch(self, shard: int, rank: int = 0, *, via: DedicatedConnection | None = None) -> Touched:
+    async def touch(self, shard: int, rank: int = 0) -> Touched:
         return Touched(self.now_ms_is, None, self._due)
 
     async def orphans(self, shard: int, rank: int = 0) -> tuple[list[Identity], int]:

@@ -1,7 +1,8 @@
-"""A connection for one caller: it reconnects by itself, and each answer reaches its own command only."""
+"""The connection that callers share: it reconnects by itself, and each answer reaches its own command only."""
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from redis.asyncio import Redis
@@ -21,7 +22,7 @@ ECHO = "return ARGV[1]"
 
 @pytest.fixture
 async def connection(real: Store) -> DedicatedConnection:
-    return real.connections.dedicated()
+    return real.connections.scripts
 
 
 @pytest.fixture
@@ -53,21 +54,33 @@ async def test_commands_sent_together_are_answered_in_their_order(
     assert len(await clients(redis) - before) == 1
 
 
-async def test_a_command_that_is_given_up_fails_those_sent_with_it(
+async def test_a_command_that_is_given_up_leaves_those_sent_with_it_alone(
     redis: Redis, connection: DedicatedConnection
 ) -> None:
-    """Nobody knows which of them were executed; the next ones go over another connection."""
     await echoed(connection, "a")
+    before = await clients(redis)
     await redis.client_pause(60_000, all=False)
     try:
         sent = [asyncio.create_task(echoed(connection, word)) for word in "bc"]
         await asyncio.sleep(0)  # both are sent
         sent[0].cancel()
-        _, lost = await asyncio.gather(*sent, return_exceptions=True)
-        assert isinstance(lost, ConnectionError)
+        assert isinstance((await asyncio.gather(sent[0], return_exceptions=True))[0], asyncio.CancelledError)
     finally:
         await redis.client_unpause()
-    assert await asyncio.gather(*(echoed(connection, word) for word in "de")) == ["d", "e"]
+    assert await asyncio.gather(sent[1], *(echoed(connection, word) for word in "de")) == ["c", "d", "e"]
+    assert await clients(redis) == before
+
+
+async def test_a_server_that_does_not_let_in_fails_all_who_wait(redis: Redis, connection: DedicatedConnection) -> None:
+    """They share one attempt: one after the other would take as many times as long."""
+    await redis.config_set("maxclients", 1)
+    try:
+        lost = await asyncio.gather(*(echoed(connection, word) for word in "abc"), return_exceptions=True)
+        assert [type(error) for error in lost] == [ConnectionError] * 3
+        assert len(set(map(id, lost))) == 1
+    finally:
+        await redis.config_set("maxclients", 10_000)
+    assert await echoed(connection, "d") == "d"
 
 
 async def test_an_error_is_an_answer_and_stops_nothing(redis: Redis, connection: DedicatedConnection) -> None:
@@ -122,13 +135,16 @@ async def test_a_cancelled_call_leaves_no_answer_behind(redis: Redis, connection
     assert await echoed(connection, "next") == "next"
 
 
-async def test_a_slow_call_is_unavailable_and_the_next_is_not(real: Store, redis: Redis) -> None:
-    await real.arm([arming("first")])  # otherwise another connection would create the shard's identity
+async def test_a_slow_call_is_unavailable_and_the_next_is_not(
+    real: Store, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await real.arm([arming("first")])
     connection = DedicatedConnection(real.connections.dial(), answer_s=0.05)
+    monkeypatch.setattr(real, "connections", replace(real.connections, scripts=connection))
     await redis.client_pause(60_000, all=False)
     try:
         with pytest.raises(Unavailable, match="did not answer in time"):
-            await real.arm([arming("slow")], via=connection)
+            await real.arm([arming("slow")])
     finally:
         await redis.client_unpause()
 
@@ -138,16 +154,12 @@ async def test_a_slow_call_is_unavailable_and_the_next_is_not(real: Store, redis
         return False
 
     await eventually(answers, "the next is answered")
-    await connection.close()
+    await connection.aclose()
 
 
-async def test_a_server_without_the_script_is_given_it(
-    real: Store, redis: Redis, connection: DedicatedConnection
-) -> None:
+async def test_a_server_without_the_script_is_given_it(real: Store, redis: Redis) -> None:
     await redis.script_flush()
-    before = await clients(redis)
-    assert [(await real.arm([arming(name)], via=connection))[0].code for name in ("a", "b")] == ["created", "created"]
-    assert len(await clients(redis) - before) == 1
+    assert [(await real.arm([arming(name)]))[0].code for name in ("a", "b")] == ["created", "created"]
 
 
 async def test_a_lost_answer_is_unavailable_and_the_create_is_done(servers: SharedServers, kind: Kind) -> None:
@@ -155,13 +167,12 @@ async def test_a_lost_answer_is_unavailable_and_the_create_is_done(servers: Shar
         connections = connect(proxy.url)
         store = Store(connections)
         await connections.commands.flushdb()
-        connection = connections.dedicated()
-        await store.arm([arming("first")], via=connection)
+        await store.arm([arming("first")])
         losing = proxy.lose_reply("arm", patience_s=DEADLINE_SECONDS)
         with pytest.raises(Unavailable):
-            await store.arm([arming("second")], via=connection)
+            await store.arm([arming("second")])
         assert await losing
-        (again,) = await store.arm([arming("second", if_exists="keep")], via=connection)
+        (again,) = await store.arm([arming("second", if_exists="keep")])
         assert again.code == "kept"
         await connections.close()
 
@@ -170,8 +181,7 @@ async def test_lines_are_closed_with_the_other_connections(real: Store, servers:
     redis = real.connections.commands
     others = connect((await servers.of(kind)).url)
     before = await clients(redis)
-    connection = others.dedicated()
-    await echoed(connection, "a")
+    await echoed(others.scripts, "a")
     assert len(await clients(redis) - before) == 1
     await others.close()
 

@@ -1,5 +1,6 @@
 """A batch of many scripts is one round trip, and keeps its order even if the server has forgotten scripts."""
 
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -7,18 +8,14 @@ import pytest
 from tests.conftest import SharedServers
 from tests.store.acts import PREFIX, arming, put
 from tests.store.backends import Backend, open_store
+from timers.store.connect import _RedisProtocol
 from timers.store.store import ARM_LIMIT, Store
 
 MANY = 4 * ARM_LIMIT
 
 
-@pytest.fixture
-def sent(real: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    return count_sent(real, monkeypatch)
-
-
 def count_sent(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record what the store's connections send from now on, one entry per send."""
+    """Record what the store's pool sends from now on, one entry per send."""
     kind = store.connections.commands.connection_pool.connection_class
     send, sent = kind.send_packed_command, list[str]()
 
@@ -30,11 +27,29 @@ def count_sent(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return sent
 
 
-async def test_a_thousand_timers_are_armed_in_one_round_trip(real: Store, sent: list[str]) -> None:
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What goes over the connection of scripts from now on: the commands sent, and `answer` for what comes."""
+    ask, received, heard = _RedisProtocol.ask, _RedisProtocol.data_received, list[str]()
+
+    def note_ask(wire: _RedisProtocol, command: tuple[str, ...]) -> Awaitable[Any]:
+        heard.append(command[0])
+        return ask(wire, command)
+
+    def note_answer(wire: _RedisProtocol, data: bytes) -> None:
+        heard.append("answer")
+        received(wire, data)
+
+    monkeypatch.setattr(_RedisProtocol, "ask", note_ask)
+    monkeypatch.setattr(_RedisProtocol, "data_received", note_answer)
+    return heard
+
+
+async def test_a_thousand_timers_are_armed_in_one_round_trip(real: Store, heard: list[str]) -> None:
     await put(real, "first")
-    sent.clear()
+    heard.clear()
     answers = await real.arm([arming(f"user-{i}") for i in range(MANY)])
-    assert len(sent) == 1
+    assert heard.index("answer") == heard.count("EVALSHA") == MANY / ARM_LIMIT
     assert [(answer.code, answer.timer.id) for answer in answers if answer.timer] == [
         ("created", f"user-{i}") for i in range(MANY)
     ]
@@ -56,6 +71,6 @@ async def test_a_server_that_knows_no_script_arms_them_in_their_order(
         assert found.payload == 0
 
 
-async def test_nothing_to_arm_asks_nobody(real: Store, sent: list[str]) -> None:
+async def test_nothing_to_arm_asks_nobody(real: Store, heard: list[str]) -> None:
     assert await real.arm([]) == []
-    assert sent == []
+    assert heard == []

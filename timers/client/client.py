@@ -45,7 +45,7 @@ from timers.settings import Settings, load_worker_settings
 from timers.store import outbox, queries
 from timers.store.callers import Quota, Quotas
 from timers.store.codec import encode_act
-from timers.store.connect import Connections, DedicatedConnection, connect
+from timers.store.connect import Connections, connect
 from timers.store.filters import Filter, Visible
 from timers.store.identity import READS, Loss
 from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
@@ -148,9 +148,7 @@ class TimerClient(Timers):
         arm = partial(self._arm_some, traceparent)
         return await self._group_commit.in_parts(news, arm, together=self._quota is not None)
 
-    async def _arm_some(
-        self, traceparent: str | None, news: Sequence[Wish], via: DedicatedConnection | None
-    ) -> Results:
+    async def _arm_some(self, traceparent: str | None, news: Sequence[Wish]) -> Results:
         now_ms = (await self._open()).clock.now_ms()
         planned = [
             new if isinstance(new, Exception) else tried(plan, new, now_ms, traceparent, self._by) for new in news
@@ -159,7 +157,7 @@ class TimerClient(Timers):
         if refused:
             planned = [refused.get(p.prefix, p) if isinstance(p, Arming) else p for p in planned]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
-        answers = iter(await self._quotas.arm(armings, self._quota, via))
+        answers = iter(await self._quotas.arm(armings, self._quota))
         return [tried(armed, next(answers), p, self._quota) if isinstance(p, Arming) else p for p in planned]
 
     async def get(self, prefix: str, id: str) -> Timer:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from timers.errors import Unavailable
 from timers.store.callers import Quota, Quotas
-from timers.store.connect import DedicatedConnection
 from timers.store.store import ARM_LIMIT, Arming, Reply, Store
 
 T = TypeVar("T")
@@ -40,55 +39,44 @@ class GroupCommit:
             self._waiting[group].append((arming, answer))
             return await answer
         self._busy[group] = None
-        connection = self._store.connections.borrow()
         try:
             if quota is not None:
                 return (await self._quotas.arm([arming], quota))[0]
-            return await self._store.arm_one(arming, edit_lock_ms=self._edit_lock_ms, via=connection)
+            return await self._store.arm_one(arming, edit_lock_ms=self._edit_lock_ms)
         finally:
             if group in self._waiting:
-                self._busy[group] = asyncio.create_task(self._work(group, connection))
+                self._busy[group] = asyncio.create_task(self._work(group))
             else:
                 del self._busy[group]
-                if connection is not None:
-                    self._store.connections.idle.append(connection)
 
     async def in_parts(
-        self,
-        items: Sequence[T],
-        arm: Callable[[Sequence[T], DedicatedConnection | None], Coroutine[Any, Any, list[R]]],
-        *,
-        together: bool,
+        self, items: Sequence[T], arm: Callable[[Sequence[T]], Coroutine[Any, Any, list[R]]], *, together: bool
     ) -> list[R]:
         """The results of arming the items of a batch: in parts, each planned while the server works on those before, or
         all `together`. Raises what a part raises; other parts may be armed then."""
-        with self._store.connections.borrowed() as connection:
-            # Parts that meet a shard that nobody has founded found it and repeat themselves, in any order.
-            in_parts = connection is not None and self._store.identity.armed and not together
-            size = ARM_LIMIT if in_parts else max(1, len(items))
-            parts: list[asyncio.Task[list[R]]] = []
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for start in range(0, len(items), size):
-                        parts.append(group.create_task(arm(items[start : start + size], connection)))
-                        await asyncio.sleep(0)  # the server works on these while the next are planned
-            except ExceptionGroup as failed:
-                error = failed.exceptions[0]
-                if isinstance(error, Unavailable) and len(parts) > 1:
-                    error.nothing_done = False
-                raise error from None
+        # Parts that meet a shard that nobody has founded found it and repeat themselves, in any order.
+        size = ARM_LIMIT if self._store.identity.armed and not together else max(1, len(items))
+        parts: list[asyncio.Task[list[R]]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for start in range(0, len(items), size):
+                    parts.append(group.create_task(arm(items[start : start + size])))
+                    await asyncio.sleep(0)  # the server works on these while the next are planned
+        except ExceptionGroup as failed:
+            error = failed.exceptions[0]
+            if isinstance(error, Unavailable) and len(parts) > 1:
+                error.nothing_done = False
+            raise error from None
         return [result for part in parts for result in part.result()]
 
-    async def _work(self, group: _Group, connection: DedicatedConnection | None) -> None:
+    async def _work(self, group: _Group) -> None:
         """Arm until nobody waits."""
         try:
             while some := self._take(group):
-                await self._arm(some, group, connection)
+                await self._arm(some, group)
                 await asyncio.sleep(0)  # lets the callers that were answered join the next group
         finally:
             del self._busy[group]
-            if connection is not None:
-                self._store.connections.idle.append(connection)
 
     def _take(self, group: _Group) -> list[_Waiting]:
         wanted = [one for one in self._waiting.pop(group, ()) if not one[1].done()]
@@ -96,10 +84,10 @@ class GroupCommit:
             self._waiting[group] = wanted[ARM_LIMIT:]
         return wanted[:ARM_LIMIT]
 
-    async def _arm(self, some: list[_Waiting], group: _Group, connection: DedicatedConnection | None) -> None:
+    async def _arm(self, some: list[_Waiting], group: _Group) -> None:
         armings = [arming for arming, _ in some]
         try:
-            answers = await self._quotas.arm(armings, group if isinstance(group, Quota) else None, connection)
+            answers = await self._quotas.arm(armings, group if isinstance(group, Quota) else None)
         except Exception as error:  # noqa: BLE001 (each caller gets it)
             for _, waiting in some:
                 if not waiting.done():

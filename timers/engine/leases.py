@@ -61,7 +61,7 @@ class Leases:
                 self._pods_loop.call_soon_threadsafe(self._runs.extended)
                 await set_within(doubted, self._beat_seconds)
         finally:
-            await self._connection.close()
+            await self._connection.aclose()
 
     def _kept(self) -> list[Run]:
         """The runs whose leases are extended. The event loop ends runs at their timeouts, but not while it stands

@@ -115,7 +115,7 @@ class ShardSweep:
             share = 1 if self.next_poll_ms else (self._shard + 1) / self._all.pod.store.shards
             self.next_poll_ms = now_ms + self._all.interval_ms * share
         try:
-            touched = await self._all.pod.store.touch(self._shard, rank, via=self._all.connection)
+            touched = await self._all.pod.store.touch(self._shard, rank)
             found_lost = await self._find_orphans(touched)
         except BaseException as error:
             self._everything = self._everything or everything
@@ -173,8 +173,6 @@ class Sweeper:
     def __init__(self, pod: Pod, intake: Intake, peers: Peers, canary: Canary) -> None:
         self.pod, self.intake, self.peers, self.grace_ms = pod, intake, peers, pod.options.grace_ms
         self.receives_events, self._delivery_failed = canary.receives_events, canary.delivery_failed
-        self.connection = pod.store.connections.dedicated()
-        """All polls go over it: lending a connection from a pool takes longer than a poll."""
         self._gap = "sweep-start"
         self.sweeps = {shard: ShardSweep(shard, self) for shard in pod.shards}
 

@@ -21,7 +21,6 @@ from redis.exceptions import ResponseError
 from timers.errors import Unavailable
 from timers.processor import Rate
 from timers.store import keys
-from timers.store.connect import DedicatedConnection
 from timers.store.scripts import Argument, reachable, read
 from timers.store.store import Arming, Reply, Store
 from timers.store.upkeep import index_prefixes
@@ -154,14 +153,12 @@ class Quotas:
         self._redis = store.connections.commands
         self._turns: defaultdict[Quota, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def arm(
-        self, armings: Sequence[Arming], quota: Quota | None, via: DedicatedConnection | None = None
-    ) -> list[Reply]:
+    async def arm(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
         """As `Store.arm`, with two more codes: `full` if there is no place, `prefixes` if the prefix would be one too
         many. The bound on prefixes is checked before arming, so simultaneous callers may each pass it by what they
         add."""
         if quota is None:
-            return await self._store.arm(armings, edit_lock_ms=self._edit_lock_ms, via=via)
+            return await self._store.arm(armings, edit_lock_ms=self._edit_lock_ms)
         answers: dict[int, Reply] = {}
         async with self._turns[quota]:
             for _ in range(ROUNDS):

@@ -2,13 +2,12 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from hiredis import Reader, pack_command
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection, DefaultParser, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -16,7 +15,6 @@ from redis.connection import HiredisRespSerializer
 from redis.exceptions import (
     ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
     InvalidResponse,
-    ResponseError,
 )
 from redis.typing import EncodableT
 
@@ -28,9 +26,6 @@ POOL_SIZE: Final = 32
 CONNECT_SHARE: Final = 0.4
 """Share of the answer's time that connecting may take."""
 
-DEDICATED_LIMIT: Final = 16
-"""The most dedicated connections that are lent; further callers share the pool."""
-
 # No retries in redis-py: it would resend a script whose answer was lost, and a create would then answer "exists" to its
 # own author. Callers that may repeat a call do so themselves.
 _NEVER: Final = Retry(NoBackoff(), 0)
@@ -39,15 +34,15 @@ _PACKER: Final = HiredisRespSerializer()
 
 
 class DedicatedConnection:
-    """One connection for one caller, who may send several commands before the first answer: they are executed and
-    answered in order. It opens with the first command and reopens after it broke. It needs no lending from a pool,
-    which costs 35 µs of CPU a create, and redis-py only opens it: its way to the socket and back costs 17."""
+    """One connection that many callers share: commands are executed and answered in the order in which they were sent.
+    It opens with the first command and reopens after it broke. It needs no lending from a pool, which costs 35 µs of
+    CPU a create, and redis-py only opens it: its way to the socket and back costs 17."""
 
     def __init__(self, connection: AbstractConnection, *, answer_s: float) -> None:
         """Takes a connection without its own timeouts; an answer may take `answer_s` seconds."""
         self._connection, self._answer_s = connection, answer_s
         self._wire: _RedisProtocol | None = None
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Task[_RedisProtocol] | None = None
 
     def evalsha(self, *arguments: str | int | bytes) -> Awaitable[Any]:
         """As redis-py's."""
@@ -58,35 +53,29 @@ class DedicatedConnection:
         return self._execute("EVAL", *arguments)
 
     async def _execute(self, *command: str | int | bytes) -> Any:
-        """Send a command and return its answer. If anything interrupts this, close the connection: the next command
-        would get the answer of this one. An error that *is* the answer does not close it."""
+        """Send a command and return its answer. All who come while the connection opens share that attempt."""
         wire = self._wire
         if wire is None or not wire.is_open:
-            wire = await self._opened()
+            if self._opening is None or self._opening.done():
+                self._opening = asyncio.create_task(self._open())
+            wire = await asyncio.shield(self._opening)
+        return await wire.ask(command)
+
+    async def _open(self) -> "_RedisProtocol":
+        await self._connection.disconnect(nowait=True)
         try:
-            return await wire.ask(command)
-        except ResponseError:
-            raise
+            async with asyncio.timeout(self._answer_s):
+                await self._connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
         except BaseException:
-            if wire is self._wire:
-                await self.close()
+            await self._connection.disconnect(nowait=True)
             raise
+        self._wire = _RedisProtocol(self._connection._writer.transport, self._answer_s)  # type: ignore[union-attr]
+        return self._wire
 
-    async def _opened(self) -> "_RedisProtocol":
-        async with self._opening:
-            if self._wire is None or not self._wire.is_open:
-                await self.close()
-                try:
-                    async with asyncio.timeout(self._answer_s):
-                        await self._connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
-                except BaseException:
-                    await self.close()
-                    raise
-                self._wire = _RedisProtocol(self._connection._writer.transport, self._answer_s)  # type: ignore[union-attr]
-            return self._wire
-
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the connection. The next command opens another."""
+        if self._opening is not None:
+            self._opening.cancel()
         self._wire = None
         await self._connection.disconnect(nowait=True)
 
@@ -94,7 +83,8 @@ class DedicatedConnection:
 class _RedisProtocol(asyncio.Protocol):
     """An open connection, taken from redis-py: what is written goes to its socket, and what comes to its parser, with
     nothing between. All questions share one timer of the loop, set to the time limit of the first, which has usually
-    been answered by then; one for each takes 5 µs."""
+    been answered by then; one for each takes 5 µs. If an answer is late that somebody waits for, the connection ends;
+    an answer that nobody waits for any more is read and dropped."""
 
     def __init__(self, transport: asyncio.WriteTransport, answer_s: float) -> None:
         self._transport, self._answer_s = transport, answer_s
@@ -119,13 +109,15 @@ class _RedisProtocol(asyncio.Protocol):
         return answer
 
     def _expire_due(self) -> None:
-        """Give up the questions whose time is over, and come again when the next one's is."""
+        """Give up if the time of a question is over, and come again when the next one's is."""
         self._next_expiry, now = None, self._loop.time()
         for until, answer in self._asked:
             if until > now:
                 self._next_expiry = self._loop.call_at(until, self._expire_due)
                 break
-            _settle(answer, TimeoutError())
+            if not answer.done():
+                answer.set_exception(TimeoutError())
+                self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
@@ -144,7 +136,7 @@ class _RedisProtocol(asyncio.Protocol):
 
 
 def _settle(asked: asyncio.Future[Any], answer: object) -> None:
-    if asked.done():  # given up, and so the connection is being closed
+    if asked.done():  # given up
         return
     if isinstance(answer, Exception):
         asked.set_exception(answer)
@@ -154,14 +146,13 @@ def _settle(asked: asyncio.Future[Any], answer: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """The connections to one db. `commands` is a bounded pool. `borrow` lends a dedicated one for 35 µs less CPU; the
-    caller appends it to `idle` afterwards. `dial` makes one for a caller who closes it: a subscriber, or another
+    """The connections to one db. `commands` is a bounded pool, for commands and for answers of any size. `scripts` is
+    shared by all single calls of scripts. `dial` makes one for a caller who closes it: a subscriber, or another
     thread."""
 
     commands: Redis
     db: int
-    _dedicated: list[DedicatedConnection] = field(default_factory=list)
-    idle: list[DedicatedConnection] = field(default_factory=list)
+    scripts: DedicatedConnection
 
     @property
     def user(self) -> str:
@@ -175,41 +166,19 @@ class Connections:
         place = f"-s {given['path']}" if "path" in given else f"-h {given.get('host')} -p {given.get('port')}"
         return f"{place}{' --tls' if 'ssl_cert_reqs' in given else ''} -n {self.db}"
 
-    def dedicated(self) -> DedicatedConnection:
-        """A connection outside the pools for one caller. It is not yet open; `close` closes it with all others."""
-        connection = DedicatedConnection(
-            self.dial(), answer_s=self.commands.connection_pool.connection_kwargs["socket_timeout"]
-        )
-        self._dedicated.append(connection)
-        return connection
-
-    def borrow(self) -> DedicatedConnection | None:
-        """A dedicated connection; None if too many are lent."""
-        if self.idle:
-            return self.idle.pop()
-        return self.dedicated() if len(self._dedicated) < DEDICATED_LIMIT else None
-
-    @contextmanager
-    def borrowed(self) -> Iterator[DedicatedConnection | None]:
-        """As `borrow`, until the end of the block."""
-        connection = self.borrow()
-        try:
-            yield connection
-        finally:
-            if connection is not None:
-                self.idle.append(connection)
-
     def dial(self) -> AbstractConnection:
-        """A connection outside every pool, not yet open, whose reads wait without limit."""
-        pool = self.commands.connection_pool
-        connection: AbstractConnection = pool.connection_class(**{**pool.connection_kwargs, "socket_timeout": None})
-        return connection
+        """A connection of its own, not yet open, whose reads wait without limit."""
+        return _dial(self.commands.connection_pool)
 
     async def close(self) -> None:
-        """Close the pools and the connections of single callers."""
-        for connection in self._dedicated:
-            await connection.close()
+        """Close those that `dial` has not made."""
+        await self.scripts.aclose()
         await self.commands.aclose(close_connection_pool=True)
+
+
+def _dial(pool: ConnectionPool) -> AbstractConnection:
+    connection: AbstractConnection = pool.connection_class(**{**pool.connection_kwargs, "socket_timeout": None})
+    return connection
 
 
 def connect(url: str, *, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS) -> Connections:
@@ -227,11 +196,11 @@ def connect(url: str, *, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS)
         pool = BlockingConnectionPool(**{**given, **parse_url(url), **fixed})
         kind = pool.connection_class
         pool.connection_class = type(f"Improved{kind.__name__}", (_Improved, kind), {})
-        connections = Connections(Redis.from_pool(pool), pool.connection_kwargs.get("db", 0))
-        connections.dial()  # an unknown option of the URL is refused only here
+        # An unknown option of the URL is refused only here.
+        shared = DedicatedConnection(_dial(pool), answer_s=pool.connection_kwargs["socket_timeout"])
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
-    return connections
+    return Connections(Redis.from_pool(pool), pool.connection_kwargs.get("db", 0), shared)
 
 
 class _Improved(AbstractConnection):

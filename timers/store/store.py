@@ -126,7 +126,6 @@ class Store:
         *,
         edit_lock_ms: int = 0,
         room: int | None = None,
-        via: DedicatedConnection | None = None,
     ) -> list[Reply]:
         """Arm timers of any shards in one round trip; replies in order. Codes: created, replaced, kept, exists,
         running, locked, newer, rights; full, once `room` for timers that are not scheduled already is used up."""
@@ -135,18 +134,18 @@ class Store:
         def head(places: Sequence[int]) -> Sequence[scripts.Argument]:
             return edit_lock_ms, "" if room is None else sum(place < room for place in places)
 
-        answers = await self.run_lines("arm", identities, lines, head=head, words=2, via=via)
+        answers = await self.run_lines("arm", identities, lines, head=head, words=2)
         return [self._armed(a, *said) for a, said in zip(armings, answers, strict=True)]
 
-    async def arm_one(self, arming: Arming, *, edit_lock_ms: int = 0, via: DedicatedConnection | None = None) -> Reply:
+    async def arm_one(self, arming: Arming, *, edit_lock_ms: int = 0) -> Reply:
         """As `arm`, for one timer, in half the CPU."""
         if self.identity.epoch:
             shard = self.shard_of(arming.prefix, arming.id)
             arguments = (self.identity.stamp, self.identity.writes, edit_lock_ms, "", _arming(arming))
-            answer = await self.run("arm", shard, arguments, via=via)
+            answer = await self.run("arm", shard, arguments)
             if answer[0] != b"foreign":
                 return self._armed(arming, *answer)
-        return (await self.arm([arming], edit_lock_ms=edit_lock_ms, via=via))[0]
+        return (await self.arm([arming], edit_lock_ms=edit_lock_ms))[0]
 
     async def run_lines(
         self,
@@ -156,7 +155,6 @@ class Store:
         *,
         head: Callable[[Sequence[int]], Sequence[scripts.Argument]] = lambda _places: (),
         words: int = 1,
-        via: DedicatedConnection | None = None,
     ) -> list[tuple[Any, ...]]:
         """Run a script that makes timers, with a line for each, on all their shards in one round trip. Returns the
         script's `words` for each. Founds shards that do not carry the db's epoch. `head` makes
@@ -179,7 +177,7 @@ class Store:
             ]
             foreign: set[int] = set()
             try:
-                replies = await self.run_all(calls, via)
+                replies = await self.run_all(calls, self.connections.scripts)
             except Unavailable as error:
                 error.nothing_done = error.nothing_done and not answers
                 raise
@@ -287,8 +285,7 @@ class Store:
         behind a backlog. The history names each queue's processor."""
         arguments: list[scripts.Argument] = [pod, lease_ms, cause, "in order" if in_order else ""]
         arguments += [f"{prefix} {processors.get(prefix, '-')} {most}" for prefix, most in wanted]
-        with self.connections.borrowed() as connection:
-            more, claimed, bad, denied, newer = await self.run("claim", shard, arguments, via=connection)
+        more, claimed, bad, denied, newer = await self.run("claim", shard, arguments)
         self._met(newer)
         for command in denied[1::2]:
             self.refusals.denied(command.decode())
@@ -347,13 +344,12 @@ class Store:
         arguments += [
             codec.encode_end(timer, after, pod=pod, timings=timings, form=form) for timer, after, timings in settlements
         ]
-        with self.connections.borrowed() as connection:
-            return [code.decode() for code in await self.run("settle", shard, arguments, via=connection)]
+        return [code.decode() for code in await self.run("settle", shard, arguments)]
 
-    async def touch(self, shard: int, rank: int = 0, *, via: DedicatedConnection | None = None) -> Touched:
+    async def touch(self, shard: int, rank: int = 0) -> Touched:
         """Touch what has become due so that its events come now, and learn when to poll again. Checks some queues
         from `rank` on, newest due first."""
-        next_poll, queues, next_rank, lost = await self.run("touch", shard, [TOUCH_LIMIT, rank], via=via)
+        next_poll, queues, next_rank, lost = await self.run("touch", shard, [TOUCH_LIMIT, rank])
         due = {keys.text(queues[i]): int(queues[i + 1]) for i in range(0, len(queues), 2)}
         next_ms = int(next_poll) if next_poll else None
         return Touched(round(self.clock.now_ms()), next_ms, due, int(next_rank), bool(lost))
@@ -425,7 +421,7 @@ class Store:
         root = where if isinstance(where, str) else keys.root(where)
         call, sent = scripts.ScriptCall(name, root, arguments), time.monotonic()
         try:
-            reply: list[Any] = await scripts.run(via or self.connections.commands, call, self._wake)
+            reply: list[Any] = await scripts.run(via or self.connections.scripts, call, self._wake)
         except RedisRights as error:
             raise self._refused(error) from error
         self._heard(name, sent, reply)

@@ -64,14 +64,6 @@ def _python(form: bytes) -> str:
     return form.decode().replace("I4", "I").replace("I8", "Q")
 
 
-class _FakeConnections(Connections):
-    """Connections without a socket that a dedicated connection could take over."""
-
-    def dedicated(self) -> DedicatedConnection:
-        """The pool."""
-        return cast("DedicatedConnection", self.commands)
-
-
 def fake_connections(server: FakeServer | None = None) -> Connections:
     """Connections to a fake server, by default an empty one. Its Lua lacks `redis.sha1hex`, `redis.acl_check_cmd`,
     `struct` and the flags of scripts, so this adds them. Its user may do everything."""
@@ -83,4 +75,6 @@ def fake_connections(server: FakeServer | None = None) -> Connections:
     lua.eval("function(pack, unpack) struct.pack, struct.unpack = pack, unpack end")(_pack, _unpack)
     vars(server)["_lua_expected_globals"].add(b"struct")
     vars(server)["_lua_runtime"] = _FlaggedLua(lua)
-    return _FakeConnections(FakeAsyncRedis(server=server), 0)
+    redis = FakeAsyncRedis(server=server)
+    # It has no socket that a dedicated connection could take over.
+    return Connections(redis, 0, cast("DedicatedConnection", redis))
