@@ -197,9 +197,9 @@ class TestConcurrency:
         ran: Counter[str] = Counter()
         run = scripts.run
 
-        def count(redis: Redis | DedicatedConnection, call: scripts.ScriptCall, wake: str) -> Awaitable[Any]:
-            ran[call.name] += 1
-            return run(redis, call, wake)
+        def count(redis: Redis | DedicatedConnection, name: str, *given: Any) -> Awaitable[Any]:
+            ran[name] += 1
+            return run(redis, name, *given)
 
         monkeypatch.setattr(scripts, "run", count)
         await fleet.pod(Calls(pod_concurrency=5))

@@ -9,7 +9,7 @@ import pytest
 from tests.engine.fleet import Calls, Fleet, Pod, until
 from tests.waiting import eventually
 from timers.engine import worker
-from timers.store.scripts import ScriptCall
+from timers.store.scripts import Call
 from timers.store.store import TOUCH_LIMIT, Arming
 
 MANY = 2 * TOUCH_LIMIT
@@ -77,12 +77,12 @@ class Reserving:
         self._run_all = pod.store.run_all
         pod.store.run_all = self._hold  # type: ignore[method-assign]
 
-    async def _hold(self, calls: Sequence[ScriptCall], *rest: Any, **options: Any) -> list[Any]:
-        if calls and calls[0].name == "reserve":
+    async def _hold(self, name: str, calls: Sequence[Call], *rest: Any, **options: Any) -> list[Any]:
+        if calls and name == "reserve":
             self.trips += 1
             self.prefixes += len(calls)
             await self.free.wait()
-        return await self._run_all(calls, *rest, **options)
+        return await self._run_all(name, calls, *rest, **options)
 
 
 async def test_queues_with_limits_held_up_all_others_for_their_round_trips(

@@ -18,7 +18,7 @@ from timers.store.connect import DedicatedConnection
 from timers.store.filters import Filter
 from timers.store.listing import LARGEST_BYTES, PAGE_BYTES, Page, read_page, read_pages
 from timers.store.queries import endings
-from timers.store.scripts import ScriptCall
+from timers.store.scripts import Call
 from timers.store.starts import due_load
 from timers.store.store import Arming, Store
 
@@ -106,9 +106,9 @@ class Asked(Store):
         super().__init__(real.connections, shards=real.shards)
         self.asked: list[tuple[object, ...]] = []
 
-    async def run_all(self, calls: Sequence[ScriptCall], via: DedicatedConnection | None = None) -> list[Any]:
-        self.asked += (tuple(arguments[:2]) for _, _, arguments in calls)
-        return await super().run_all(calls, via)
+    async def run_all(self, name: str, calls: Sequence[Call], via: DedicatedConnection | None = None) -> list[Any]:
+        self.asked += (tuple(arguments[:2]) for _, arguments in calls)
+        return await super().run_all(name, calls, via)
 
 
 async def test_a_list_reads_only_where_timers_are_counted(real: Store) -> None:

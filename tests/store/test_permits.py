@@ -14,7 +14,7 @@ from tests.store.backends import Backend, open_store
 from timers.processor import Limits, Rate
 from timers.store.connect import DedicatedConnection
 from timers.store.permits import Permits, Reservation
-from timers.store.scripts import ScriptCall
+from timers.store.scripts import Call
 from timers.store.store import Store
 
 TWO = Limits(concurrency=2)
@@ -85,12 +85,12 @@ async def test_a_permit_that_is_released_while_it_is_kept_does_not_come_back(
     reserved, order = await reserve(permits, TWO, 2), list[str]()
     run_all = store.run_all
 
-    async def in_order(calls: Sequence[ScriptCall], via: DedicatedConnection | None = None) -> list[Any]:
-        if calls[0].name == "keep":
+    async def in_order(name: str, calls: Sequence[Call], via: DedicatedConnection | None = None) -> list[Any]:
+        if name == "keep":
             keeping.set()
             go_on.wait()
-        order.append(calls[0].name)
-        return [] if calls[0].name == "keep" else await run_all(calls, via)
+        order.append(name)
+        return [] if name == "keep" else await run_all(name, calls, via)
 
     monkeypatch.setattr(store, "run_all", in_order)
     kept = asyncio.create_task(asyncio.to_thread(asyncio.run, permits.keep(reserved.permits, LEASE_MS)))

@@ -157,8 +157,7 @@ class BareKeys:
 
     async def take(self, deadlines: Mapping[Identity, int]) -> list[Identity]:
         """Delete keys that still have these deadlines. Returns the deleted keys."""
-        calls = [scripts.ScriptCall("bare/take", ":".join(identity), [ms]) for identity, ms in deadlines.items()]
-        replies = await self.store.run_all(calls)
+        replies = await self.store.run_all("bare/take", [(":".join(i), [ms]) for i, ms in deadlines.items()])
         return [identity for identity, (_, deleted) in zip(deadlines, replies, strict=True) if deleted]
 
     async def _run(self, script: str, reports: Mapping[Identity, tuple[object, ...]]) -> dict[Identity, str]:

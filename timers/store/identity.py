@@ -242,9 +242,9 @@ class DbIdentity:
         epoch, known = self.epoch, [(shard, str(self.checkpoints.get(shard, 0))) for shard in (*mine, *others)]
         acts = ["mark"] * len(mine) + ["look"] * len(others)
         checkpoints = zip(known, acts, strict=True)
-        calls = [scripts.ScriptCall("mark", keys.root(shard), [newest, act]) for (shard, newest), act in checkpoints]
+        calls = [(keys.root(shard), [newest, act]) for (shard, newest), act in checkpoints]
         try:
-            replies = await scripts.run_all(self._redis, calls, self._wake) if calls else []
+            replies = await scripts.run_all(self._redis, "mark", calls, self._wake) if calls else []
             with scripts.reachable():
                 fields: dict[Any, Any] = await self._redis.hgetall(keys.META)
             meta = _meta([*chain(*fields.items())])
@@ -292,10 +292,9 @@ class DbIdentity:
         return [] if meta is None else list(meta.losses.values())
 
     async def _change(self, act: str, *arguments: str) -> Meta | None:
-        call = scripts.ScriptCall("meta", keys.META, [act, *arguments])
-        sent = time.monotonic()
+        script, sent = "look" if act == "look" else "meta", time.monotonic()
         try:
-            reply = await scripts.run(self._redis, call._replace(name="look") if act == "look" else call, self._wake)
+            reply = await scripts.run(self._redis, script, keys.META, [act, *arguments], self._wake)
         except (ResponseError, RedisRights) as error:
             raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
         self._clock.observe(int(reply[0]), sent, time.monotonic())

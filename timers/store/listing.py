@@ -20,7 +20,7 @@ from timers.errors import InvalidInput
 from timers.store import codec, keys, queries
 from timers.store.cooperative import cooperatively
 from timers.store.filters import Filter
-from timers.store.scripts import Argument, ScriptCall
+from timers.store.scripts import Argument
 from timers.store.store import Store
 
 PAGE_LIMIT: Final = shapes.PAGE_LIMIT
@@ -231,8 +231,7 @@ async def _read(store: Store, asked: Mapping[_Source, _Item | None], filling: _F
     """The next records of each source after its place, in one round trip; together about a page."""
     sharing = Counter(source.listing for source in asked)
     calls = [
-        ScriptCall(
-            "list",
+        (
             keys.root(source.shard),
             [
                 *_bounds(source, filling.wanted, after),
@@ -243,7 +242,7 @@ async def _read(store: Store, asked: Mapping[_Source, _Item | None], filling: _F
         )
         for source, after in asked.items()
     ]
-    replies = await store.run_all(calls)
+    replies = await store.run_all("list", calls)
     return {
         source: ([item async for item in cooperatively(_items_of(source, found))], more > 0)
         for source, (_, found, more) in zip(asked, replies, strict=True)

@@ -24,7 +24,7 @@ from timers.core.model import Status, in_english
 from timers.errors import Unavailable
 from timers.store import codec, keys
 from timers.store.connect import Connections
-from timers.store.scripts import ScriptCall, reachable, run
+from timers.store.scripts import reachable, run
 
 Sink = Callable[..., None]
 """Called with what was announced, and what comes with it:
@@ -273,7 +273,7 @@ async def ensure_notifications(redis: Redis) -> tuple[bool, str]:
 
 async def set_canary(redis: Redis, name: str, ttl_ms: int) -> int:
     """Arm a canary key. Returns the server's time (ms) at which it expires."""
-    (now_ms,) = await run(redis, ScriptCall("canary", keys.canary_key(name), [ttl_ms]), "")
+    (now_ms,) = await run(redis, "canary", keys.canary_key(name), [ttl_ms], "")
     return int(now_ms) + ttl_ms
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from timers.processor import Limits
 from timers.store import keys
 from timers.store.connect import DedicatedConnection
-from timers.store.scripts import Argument, ScriptCall, read
+from timers.store.scripts import Argument, Call, read
 from timers.store.store import Store
 
 BATCH: Final = 500
@@ -48,34 +48,34 @@ class Permits:
         self, wanted: Mapping[str, tuple[Limits, int]], *, pod: str, lease_ms: int
     ) -> dict[str, Reservation]:
         """By prefix, reserve as many starts as the limits allow, at most the number."""
-        calls: list[ScriptCall] = []
+        calls: list[Call] = []
         for prefix, (limits, most) in wanted.items():
             interval_us, burst = (limits.rate.interval_us, limits.rate.burst) if limits.rate else (0, 1)
             arguments: list[Argument] = [pod, lease_ms, limits.concurrency or 0, interval_us, burst, most]
-            calls.append(ScriptCall("reserve", keys.limits_root(prefix), arguments))
+            calls.append((keys.limits_root(prefix), arguments))
         return {
             prefix: Reservation(prefix, limits, count, wait_ms, tuple((prefix, name.decode()) for name in names))
             for (prefix, (limits, _)), (_, count, wait_ms, names) in zip(
-                wanted.items(), await self._store.run_all(calls), strict=True
+                wanted.items(), await self._store.run_all("reserve", calls), strict=True
             )
         }
 
     async def give_back(self, ended: Iterable[tuple[Reservation, int]]) -> None:
         """Give back what is left of each reservation after so many starts."""
-        calls: list[ScriptCall] = []
+        calls: list[Call] = []
         for reserved, used in ended:
             if unused := reserved.count - used:
                 off_us = reserved.limits.rate.interval_us * unused if reserved.limits.rate else 0
                 names = [name for _, name in reserved.permits[used:]]
-                calls.append(ScriptCall("release", keys.limits_root(reserved.prefix), [off_us, *names]))
-        await self._store.run_all(calls)
+                calls.append((keys.limits_root(reserved.prefix), [off_us, *names]))
+        await self._store.run_all("release", calls)
 
     async def release(self, permits: Iterable[Permit]) -> None:
         """Release the permits of runs that have ended. A `keep` that began before they ended would bring them back, so
         its end is waited for. May be repeated."""
         if self._kept is not None:
             await asyncio.wrap_future(self._kept)
-        await self._store.run_all(list(_calls("release", permits, 0)))
+        await self._store.run_all("release", list(_calls(permits, 0)))
 
     async def keep(self, permits: Iterable[Permit], keep_ms: int, via: DedicatedConnection | None = None) -> None:
         """Extend the permits of continuing runs; may be called on an event loop of its own. `permits` is read only now,
@@ -83,8 +83,8 @@ class Permits:
         kept = self._kept = Future()
         kept.set_running_or_notify_cancel()  # so that nobody who waits for it can cancel it
         try:
-            for call in _calls("keep", permits, keep_ms):
-                await self._store.run_all([call], via)
+            for call in _calls(permits, keep_ms):
+                await self._store.run_all("keep", [call], via)
         finally:
             kept.set_result(None)
 
@@ -116,10 +116,10 @@ def _first(found: Sequence[tuple[Any, Any]]) -> int | None:
     return min(due)[1] if due and not any(n and n.isdigit() and int(n) for n, _ in found) else None
 
 
-def _calls(script: str, permits: Iterable[Permit], number: int) -> Iterator[ScriptCall]:
+def _calls(permits: Iterable[Permit], number: int) -> Iterator[Call]:
     by_prefix: defaultdict[str, list[str]] = defaultdict(list)
     for prefix, name in permits:
         by_prefix[prefix].append(name)
     for prefix, names in by_prefix.items():
         for start in range(0, len(names), BATCH):
-            yield ScriptCall(script, keys.limits_root(prefix), [number, *names[start : start + BATCH]])
+            yield keys.limits_root(prefix), [number, *names[start : start + BATCH]]

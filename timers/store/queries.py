@@ -12,11 +12,10 @@ from typing import Any, Final, NamedTuple
 from timers.core.durations import format_time
 from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Status
-from timers.store import codec, keys
+from timers.store import codec, keys, scripts
 from timers.store.cooperative import cooperatively
 from timers.store.filters import ALL, Filter
 from timers.store.notifications import is_time
-from timers.store.scripts import Argument, ScriptCall
 from timers.store.store import Store
 
 WAITING_LIMIT: Final = 1000
@@ -260,8 +259,8 @@ async def ended(
         for prefix, status in indexes
     ]
     found: dict[str, dict[Status, list[int]]] = {prefix: {} for prefix in wanted}
-    calls = [ScriptCall("ended", keys.root(shard), [step_ms, steps, *names]) for shard in range(store.shards)]
-    for _, counts in await store.run_all(calls) if names else ():
+    calls: list[scripts.Call] = [(keys.root(shard), [step_ms, steps, *names]) for shard in range(store.shards)]
+    for _, counts in await store.run_all("ended", calls) if names else ():
         for place, (prefix, status) in enumerate(indexes):
             before = found[prefix].get(status, [0] * steps)
             found[prefix][status] = list(map(sum, zip(before, counts[place * steps :], strict=False)))
@@ -281,11 +280,11 @@ async def quarantined(store: Store) -> tuple[int, dict[str, str]]:
 
 async def endings(store: Store, prefix: str, status: Status, most: int) -> list[Ending]:
     """The timers that ended this way, or began to fail, last: in a bounded number of bytes. Raises Unavailable."""
-    asked: list[Argument] = [codec.LETTERS[status], prefix, "-inf", "+inf", "", "", most, PROGRESS_BYTES]
-    calls = [ScriptCall("list", keys.root(shard), [*asked, "newest", "progress"]) for shard in range(store.shards)]
+    asked: list[scripts.Argument] = [codec.LETTERS[status], prefix, "-inf", "+inf", "", "", most, PROGRESS_BYTES]
+    calls = [(keys.root(shard), [*asked, "newest", "progress"]) for shard in range(store.shards)]
     found = [
         Ending(timer_id.decode(), int(float(at)) if is_time(float(at)) else 0, _error(progress))
-        for _, listed, _ in await store.run_all(calls)
+        for _, listed, _ in await store.run_all("list", calls)
         for timer_id, at, progress in zip(listed[::3], listed[1::3], listed[2::3], strict=True)
     ]
     return sorted(found, key=lambda ending: ending.at_ms, reverse=True)[:most]

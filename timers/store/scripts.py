@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import cycle
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.exceptions import (
@@ -26,14 +26,8 @@ from timers.store.connect import DedicatedConnection
 
 Argument = str | int | bytes
 
-
-class ScriptCall(NamedTuple):
-    """A script to run on a shard, given by its root."""
-
-    name: str
-    root: str
-    arguments: Sequence[Argument]
-
+Call = tuple[str, Sequence[Argument]]
+"""The root of a shard or of other keys on which to run a script, and its arguments."""
 
 FULL: Final = "Redis is full (maxmemory) and takes no new timers until it has room; cancels and runs continue"
 
@@ -134,25 +128,32 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
     return None
 
 
-async def run(redis: Redis | DedicatedConnection, call: ScriptCall, wake: str) -> Any:
+async def run(
+    redis: Redis | DedicatedConnection, name: str, root: str, arguments: Sequence[Argument], wake: str
+) -> Any:
     """Run a script. Each has the channel of wake-ups as its first argument. Raises Unavailable. A server that lost its
     script cache gets the script again."""
     with reachable(alone=True):
         try:
-            return await redis.evalsha(digest(call.name), 1, call.root, wake, *call.arguments)
+            return await redis.evalsha(digest(name), 1, root, wake, *arguments)
         except NoScriptError:
-            return await redis.eval(source(call.name), 1, call.root, wake, *call.arguments)
+            return await redis.eval(source(name), 1, root, wake, *arguments)
 
 
-async def run_all(
-    redis: Redis, calls: Sequence[ScriptCall], wake: str, *, via: DedicatedConnection | None = None
-) -> list[Any]:
-    """Run scripts in order and in one round trip, over `via` if given. Raises as `run`: the calls before the
-    one that failed were made, and later ones may have been."""
+async def run_all(redis: Redis | DedicatedConnection, name: str, calls: Sequence[Call], wake: str) -> list[Any]:
+    """Run a script several times, in order and in one round trip. Raises as `run`: the calls before the one that failed
+    were made, and later ones may have been."""
     if len(calls) == 1:
-        return [await run(via or redis, calls[0], wake)]
+        return [await run(redis, name, *calls[0], wake)]
     with reachable():
-        answers = await (_pipelined(redis, calls, wake) if via is None else _on(via, calls, wake))
+        if isinstance(redis, DedicatedConnection):
+            asked = (redis.evalsha(digest(name), 1, root, wake, *arguments) for root, arguments in calls)
+            answers: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
+        else:
+            async with redis.pipeline(transaction=False) as pipeline:
+                for root, arguments in calls:
+                    pipeline.evalsha(digest(name), 1, root, wake, *arguments)
+                answers = await pipeline.execute(raise_on_error=False)
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, NoScriptError):
                 raise answer
@@ -160,21 +161,8 @@ async def run_all(
     # the order stays.
     for place, answer in enumerate(answers):
         if isinstance(answer, NoScriptError):
-            answers[place] = await run(via or redis, calls[place], wake)
+            answers[place] = await run(redis, name, *calls[place], wake)
     return answers
-
-
-async def _pipelined(redis: Redis, calls: Sequence[ScriptCall], wake: str) -> list[Any]:
-    async with redis.pipeline(transaction=False) as pipeline:
-        for name, root, arguments in calls:
-            pipeline.evalsha(digest(name), 1, root, wake, *arguments)
-        answers: list[Any] = await pipeline.execute(raise_on_error=False)
-    return answers
-
-
-async def _on(connection: DedicatedConnection, calls: Sequence[ScriptCall], wake: str) -> list[Any]:
-    asked = (connection.evalsha(digest(name), 1, root, wake, *arguments) for name, root, arguments in calls)
-    return await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def read(redis: Redis, ask: Callable[[Any], object], *empty: object) -> list[Any]:

@@ -15,7 +15,7 @@ from timers.core.model import Timer
 from timers.store import codec, keys
 from timers.store.filters import ALL, Filter
 from timers.store.queries import OWN_QUEUES
-from timers.store.scripts import Argument, ScriptCall, read
+from timers.store.scripts import Argument, Call, read
 from timers.store.store import Store
 
 QUEUES_LIMIT: Final = 2000
@@ -42,8 +42,8 @@ async def due_load(store: Store, *, step_ms: int, steps: int, wanted: Filter = A
         batches = [prefixes[i : i + QUEUES_A_CALL] for i in range(0, len(prefixes), QUEUES_A_CALL)]
         for start in range(0, len(batches), CALLS_AT_ONCE):
             some = batches[start : start + CALLS_AT_ONCE]
-            calls = [ScriptCall("coming", keys.root(shard), [step_ms, steps, *batch]) for batch in some]
-            for _, found in await store.run_all(calls):
+            calls: list[Call] = [(keys.root(shard), [step_ms, steps, *batch]) for batch in some]
+            for _, found in await store.run_all("coming", calls):
                 counts = [a + int(b) for a, b in zip(counts, found, strict=False)]
     return counts, all(len(queues) <= QUEUES_LIMIT for queues in by_shard)
 

@@ -170,14 +170,12 @@ class Store:
                 for start in range(0, len(places), ARM_LIMIT)
             ]
             calls = [
-                scripts.ScriptCall(
-                    name, keys.root(shard), [stamp, form, *head(places), *(lines[place] for place in places)]
-                )
+                (keys.root(shard), [stamp, form, *head(places), *(lines[place] for place in places)])
                 for shard, places in batches
             ]
             foreign: set[int] = set()
             try:
-                replies = await self.run_all(calls, self.connections.scripts)
+                replies = await self.run_all(name, calls, self.connections.scripts)
             except Unavailable as error:
                 error.nothing_done = error.nothing_done and not answers
                 raise
@@ -197,10 +195,10 @@ class Store:
         found: dict[Identity, Timer | None] = {}
         shards = self.by_shard(identities)
         calls = [
-            scripts.ScriptCall("get", keys.root(shard), [part for place in places for part in identities[place]])
+            (keys.root(shard), [part for place in places for part in identities[place]])
             for shard, places in shards.items()
         ]
-        for places, reply in zip(shards.values(), await self.run_all(calls), strict=True):
+        for places, reply in zip(shards.values(), await self.run_all("get", calls), strict=True):
             for i, place in enumerate(places):
                 found[identities[place]] = _read(identities[place], int(reply[0]), *reply[3 * i + 1 : 3 * i + 4])
         return [found[identity] for identity in identities]
@@ -208,9 +206,7 @@ class Store:
     async def get_one(self, prefix: str, timer_id: str) -> Timer | None:
         """A timer with its lease; None if it does not exist. Raises NewerFormat."""
         shard = self.shard_of(prefix, timer_id)
-        (now_ms, raw, held, left_ms), *_ = await self.run_all(
-            [scripts.ScriptCall("get", keys.root(shard), [prefix, timer_id])]
-        )
+        ((now_ms, raw, held, left_ms),) = await self.run_all("get", [(keys.root(shard), [prefix, timer_id])])
         timer = _read((prefix, timer_id), int(now_ms), raw, held, left_ms)
         if timer is None and raw is not None and is_newer(raw):
             raise self.refusals.met_newer(f"{prefix}:{timer_id}", raw)
@@ -295,7 +291,7 @@ class Store:
     async def block(self, shard: int, block_ms: Mapping[str, int]) -> None:
         """Start nothing of these queues for so long. Nobody polls them meanwhile. 0 lets a queue go on, and its
         shard's pods poll at once."""
-        await self.run_all([scripts.ScriptCall("block", keys.root(shard), [*each]) for each in block_ms.items()])
+        await self.run_all("block", [(keys.root(shard), each) for each in block_ms.items()])
 
     async def pause(self, prefix: str, *, paused: bool) -> bool:
         """Pause a queue in all shards, or resume it. True if that changed anything."""
@@ -303,8 +299,8 @@ class Store:
             await self.identity.make()
             await self.identity.found(range(self.shards))
         arguments = [prefix, "pause" if paused else "resume"]
-        calls = [scripts.ScriptCall("pause", keys.root(shard), arguments) for shard in range(self.shards)]
-        return any(changed for _now, changed in await self.run_all(calls))
+        calls = [(keys.root(shard), arguments) for shard in range(self.shards)]
+        return any(changed for _now, changed in await self.run_all("pause", calls))
 
     async def abandon(
         self, shard: int, prefix: str, runs: Sequence[str], *, before_ms: int, most: int, pod: str
@@ -418,10 +414,9 @@ class Store:
     ) -> list[Any]:
         """Run a script on a shard or on the root of other keys. Every answer begins with the server's time, which sets
         the clock and is removed."""
-        root = where if isinstance(where, str) else keys.root(where)
-        call, sent = scripts.ScriptCall(name, root, arguments), time.monotonic()
+        root, sent = where if isinstance(where, str) else keys.root(where), time.monotonic()
         try:
-            reply: list[Any] = await scripts.run(via or self.connections.scripts, call, self._wake)
+            reply: list[Any] = await scripts.run(via or self.connections.scripts, name, root, arguments, self._wake)
         except RedisRights as error:
             raise self._refused(error) from error
         self._heard(name, sent, reply)
@@ -435,17 +430,19 @@ class Store:
         roots = map(keys.root, range(self.shards) if shards is None else shards)
         return await scripts.read(self.connections.commands, lambda asked: [ask(asked, root) for root in roots], *empty)
 
-    async def run_all(self, calls: Sequence[scripts.ScriptCall], via: DedicatedConnection | None = None) -> list[Any]:
-        """Run scripts in one round trip, over `via` if given. Each answer still begins with the server's
+    async def run_all(
+        self, name: str, calls: Sequence[scripts.Call], via: DedicatedConnection | None = None
+    ) -> list[Any]:
+        """Run a script several times in one round trip, over `via` if given. Each answer still begins with the server's
         time."""
         if not calls:
             return []
         sent = time.monotonic()
         try:
-            replies = await scripts.run_all(self.connections.commands, calls, self._wake, via=via)
+            replies = await scripts.run_all(via or self.connections.commands, name, calls, self._wake)
         except RedisRights as error:
             raise self._refused(error) from error
-        self._heard(calls[0].name, sent, *replies)
+        self._heard(name, sent, *replies)
         return replies
 
     def _heard(self, name: str, sent: float, *replies: Sequence[Any]) -> None:
