@@ -96,7 +96,7 @@ class BareKeys:
             [],
             shards=await self.shards_with_keys(),
         )
-        return {keys.identity_of(keys.text(member)): int(score) for found in answers for member, score in found}
+        return {keys.identity_of(keys.text(member)): int(score) for (found,) in answers for member, score in found}
 
     async def inspect(self, identities: Collection[Identity], lead_ms: int) -> tuple[dict[Identity, KeyState], int]:
         """Read keys, which makes Redis delete and announce those that are due. Reads the values of keys whose

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from itertools import cycle, islice, product
+from itertools import chain, cycle, islice, product
 from typing import Any, Final
 
 from redis.exceptions import ResponseError
@@ -217,7 +217,7 @@ class Quotas:
         answers = await self._store.of_shards(
             lambda asked, root: [asked.hmget(f"{root}counts", of_some) for of_some in fields], []
         )
-        for names, answer in zip(cycle(some), answers, strict=False):
+        for names, answer in zip(cycle(some), chain(*answers), strict=False):
             numbers = (int(n) if n and n.isdigit() else 0 for n in answer)
             for name in names:
                 of_prefix = list(islice(numbers, len(letters[name])))

@@ -21,7 +21,7 @@ async def armed(store: Store, prefixes: Sequence[str]) -> dict[str, int]:
     """How many calls wait, by the prefix of their target."""
     fields = [f"s {prefix}" for prefix in prefixes]
     answers = await store.of_shards(lambda asked, root: asked.hmget(f"{root}counts", fields), [None] * len(fields))
-    numbers = [[int(n) if n and n.isdigit() else 0 for n in counts] for counts in answers]
+    numbers = [[int(n) if n and n.isdigit() else 0 for n in counts] for (counts,) in answers]
     return dict(zip(prefixes, map(sum, zip(*numbers, strict=True)), strict=True))
 
 
@@ -68,9 +68,7 @@ async def lengths(store: Store, shards: Iterable[int]) -> Sequence[tuple[Asked, 
     answers = await store.of_shards(
         lambda asked, root: asked.hkeys(f"{root}hooks").xlen(f"{root}outbox"), [], 0, shards=shards
     )
-    return [
-        (frozenset(map(keys.text, lines)), length) for lines, length in zip(answers[::2], answers[1::2], strict=True)
-    ]
+    return [(frozenset(map(keys.text, lines)), length) for lines, length in answers]
 
 
 async def waiting(store: Store) -> tuple[int, int]:
@@ -78,9 +76,9 @@ async def waiting(store: Store) -> tuple[int, int]:
     answers = await store.of_shards(
         lambda asked, root: asked.xlen(f"{root}outbox").xrange(f"{root}outbox", count=1), 0, []
     )
-    posted_ms = [int(entry_id.partition(b"-")[0]) for oldest in answers[1::2] for entry_id, _ in oldest]
+    posted_ms = [int(entry_id.partition(b"-")[0]) for _, oldest in answers for entry_id, _ in oldest]
     now_ms = round(store.clock.now_ms())
-    return sum(answers[::2]), max(0, now_ms - min(posted_ms, default=now_ms))
+    return sum(length for length, _ in answers), max(0, now_ms - min(posted_ms, default=now_ms))
 
 
 async def change_hooks(store: Store, shard: int, new: Collection[str], taken_back: Collection[str]) -> None:
@@ -94,7 +92,7 @@ async def change_hooks(store: Store, shard: int, new: Collection[str], taken_bac
 
 async def first(store: Store, shard: int, most: int) -> Sequence[Entry]:
     """The oldest entries, at most `most`."""
-    (entries,) = await store.of_shards(
+    ((entries,),) = await store.of_shards(
         lambda asked, root: asked.xrange(f"{root}outbox", count=most), [], shards=[shard]
     )
     return [_entry(entry_id, fields) for entry_id, fields in entries]
@@ -103,7 +101,7 @@ async def first(store: Store, shard: int, most: int) -> Sequence[Entry]:
 async def drop(store: Store, shard: int, entries: Collection[Entry]) -> int:
     """Remove entries. Returns how many changes the outbox has refused since the last call, because it was full."""
     ids = [entry.id for entry in entries]
-    _, unposted = await store.of_shards(
+    ((_, unposted),) = await store.of_shards(
         lambda asked, root: asked.xdel(f"{root}outbox", *ids).getdel(f"{root}unposted"), 0, b"0", shards=[shard]
     )
     return int(unposted or 0)

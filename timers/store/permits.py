@@ -106,11 +106,11 @@ class Permits:
             ],
             *(None, []),
         )
-        pairs = list(zip(told[::2], told[1::2], strict=True))
-        return {prefix: _first(pairs[place :: len(prefixes)]) for place, prefix in enumerate(prefixes)}
+        places = enumerate(prefixes)
+        return {prefix: _first([each[2 * place : 2 * place + 2] for each in told]) for place, prefix in places}
 
 
-def _first(found: Sequence[tuple[Any, Any]]) -> int | None:
+def _first(found: Sequence[Sequence[Any]]) -> int | None:
     """The shard with the earliest timer of a queue, from how many run and the first due timer of each shard."""
     due = [(head[0][1], shard) for shard, (_, head) in enumerate(found) if head]
     return min(due)[1] if due and not any(n and n.isdigit() and int(n) for n, _ in found) else None

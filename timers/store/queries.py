@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from timers.core.durations import format_time
@@ -35,8 +35,6 @@ PROGRESS_BYTES: Final = 256 * 1024
 
 QUARANTINED_SHOWN: Final = 3
 RETRYING_SHOWN: Final = 20
-
-_Counts = Mapping[bytes, bytes | None]
 
 _OWN: Final = OWN_PREFIXES.encode()
 
@@ -139,24 +137,22 @@ async def counted(store: Store, only: str | None = None) -> AsyncIterator[tuple[
                 yield shard, keys.text(prefix), Status.RETRYING, int(number)
 
 
-async def _counted(store: Store, only: str | None = None) -> list[tuple[_Counts, Sequence[tuple[bytes, float]]]]:
+async def _counted(store: Store, only: str | None = None) -> Sequence[Sequence[Any]]:
     """The counts of each shard, and the number of its retrying timers by prefix."""
     if only is None:
 
         def ask(asked: Any, root: str) -> object:
             return asked.hgetall(f"{root}counts").zrange(f"{root}retrying", 0, -1, withscores=True)
 
-        whole = await store.of_shards(ask, {}, [])
-        return list(zip(whole[::2], whole[1::2], strict=True))
+        return await store.of_shards(ask, {}, [])
     fields = [f"{letter} {only}".encode() for letter in codec.STATUSES]
 
     def ask_one(asked: Any, root: str) -> object:
         return asked.hmget(f"{root}counts", fields).zscore(f"{root}retrying", only)
 
-    some = await store.of_shards(ask_one, [None] * len(fields), None)
     return [
         (dict(zip(fields, values, strict=True)), [] if n is None else [(only.encode(), n)])
-        for values, n in zip(some[::2], some[1::2], strict=True)
+        for values, n in await store.of_shards(ask_one, [None] * len(fields), None)
     ]
 
 
@@ -170,7 +166,7 @@ async def retrying(store: Store, wanted: Filter = ALL) -> list[tuple[str, int, i
         lambda asked, root: asked.zrevrangebyscore(f"{root}retrying", "+inf", "-inf", withscores=True, **at_most),
         [],
     )
-    for of_shard in numbered:
+    for (of_shard,) in numbered:
         numbers.update({p: int(n) for p, n in of_shard if is_time(n) and wanted.covers(keys.text(p))})
     found = numbers.most_common(RETRYING_SHOWN)
 
@@ -179,7 +175,7 @@ async def retrying(store: Store, wanted: Filter = ALL) -> list[tuple[str, int, i
         lambda asked, root: [asked.zrange(f"{root}retrying:{name}", 0, 0, withscores=True) for name in names], []
     )
     since = [
-        min((int(ms) for of_shard in firsts[place :: len(found)] for _, ms in of_shard if is_time(ms)), default=0)
+        min((int(ms) for of_shard in firsts for _, ms in of_shard[place] if is_time(ms)), default=0)
         for place in range(len(found))
     ]
     return [(name, n, ms) for name, (_, n), ms in zip(names, found, since, strict=True)]
@@ -188,7 +184,7 @@ async def retrying(store: Store, wanted: Filter = ALL) -> list[tuple[str, int, i
 async def running(store: Store, shards: Sequence[int]) -> list[str]:
     """`<prefix>:<id>` of the running timers of some shards, sorted."""
     members = await store.of_shards(lambda asked, root: asked.zrange(f"{root}leases", 0, -1), [], shards=shards)
-    return sorted(keys.text(member) for members_of_shard in members for member in members_of_shard)
+    return sorted(keys.text(member) for (of_shard,) in members for member in of_shard)
 
 
 async def due(store: Store) -> tuple[list[DueQueue], int]:
@@ -203,11 +199,11 @@ async def due(store: Store) -> tuple[list[DueQueue], int]:
         [],
     )
     found: dict[tuple[int, str, str], DueQueue] = {}
-    for place, (entries, kind) in enumerate(zip(waiting, cycle(_KINDS.values()), strict=False)):
-        shard = place // len(_KINDS)
-        for name, since_ms in entries:
-            prefix = keys.text(name.partition(b":")[0])
-            found.setdefault((shard, prefix, kind), DueQueue(shard, prefix, since_ms, kind))
+    for shard, of_shard in enumerate(waiting):
+        for entries, kind in zip(of_shard, _KINDS.values(), strict=True):
+            for name, since_ms in entries:
+                prefix = keys.text(name.partition(b":")[0])
+                found.setdefault((shard, prefix, kind), DueQueue(shard, prefix, since_ms, kind))
     return list(found.values()), now_ms
 
 
@@ -215,27 +211,26 @@ async def earliest_due(store: Store, *, blocked: bool = True) -> dict[str, int]:
     """The earliest due time of each prefix with scheduled timers; without `blocked`, of those that may run now."""
     found: dict[str, int] = {}
     indexes = ("heads", "held") if blocked else ("heads",)
-    for of_shard in await store.of_shards(
+    heads = await store.of_shards(
         lambda asked, root: [asked.zrange(f"{root}{index}", 0, -1, withscores=True) for index in indexes], []
-    ):
-        async for member, score in cooperatively(of_shard):
-            if is_time(score):
-                prefix = keys.text(member)
-                found[prefix] = min(int(score), found.get(prefix, int(score)))
+    )
+    async for member, score in cooperatively(head for of_shard in heads for index in of_shard for head in index):
+        if is_time(score):
+            prefix = keys.text(member)
+            found[prefix] = min(int(score), found.get(prefix, int(score)))
     return found
 
 
 async def paused(store: Store) -> list[str]:
     """The paused prefixes."""
     found = await store.of_shards(lambda asked, root: asked.smembers(f"{root}paused"), set())
-    return sorted({keys.text(member) for members in found for member in members})
+    return sorted({keys.text(member) for (members,) in found for member in members})
 
 
 async def blocked_until(store: Store, prefix: str, shard: int) -> tuple[float | None, Sequence[int]]:
     """Until when nothing of a queue may start (None, epoch ms, or `inf` while it is paused), and when it was last
     paused and resumed."""
-
-    blocked, pause = await store.of_shards(
+    ((blocked, pause),) = await store.of_shards(
         lambda asked, root: asked.zscore(f"{root}blocked", prefix).hget(f"{root}pauses", prefix),
         *(None, None),
         shards=[shard],
@@ -274,8 +269,8 @@ async def quarantined(store: Store) -> tuple[int, dict[str, str]]:
         0,
         (0, {}),
     )
-    found = [(keys.text(member), _reason(raw)) for _, members in kept[1::2] for member, raw in members.items()]
-    return sum(kept[::2]), dict(found[:QUARANTINED_SHOWN])
+    found = [(keys.text(member), _reason(raw)) for _, (_, members) in kept for member, raw in members.items()]
+    return sum(number for number, _ in kept), dict(found[:QUARANTINED_SHOWN])
 
 
 async def endings(store: Store, prefix: str, status: Status, most: int) -> list[Ending]:

@@ -76,7 +76,7 @@ async def _earliest_queues(
         lambda asked, root: asked.zrangebyscore(f"{root}heads", "-inf", high, 0, most + 1, withscores=True), []
     )
     covers = wanted.covering()
-    return [[(due, keys.text(name)) for name, due in queues if covers(keys.text(name))] for queues in answers]
+    return [[(due, keys.text(name)) for name, due in queues if covers(keys.text(name))] for (queues,) in answers]
 
 
 RINGS: Final[Mapping[str, tuple[int, int]]] = {"hour": (60, 60_000), "day": (48, 1_800_000)}

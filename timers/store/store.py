@@ -424,11 +424,14 @@ class Store:
 
     async def of_shards(
         self, ask: Callable[[Any, str], object], *empty: object, shards: Iterable[int] | None = None
-    ) -> list[Any]:
-        """What `ask` reads, given a pipeline and a shard's root, of all shards or of some in one round trip. `empty` is
-        what its commands in turn answer for missing keys."""
-        roots = map(keys.root, range(self.shards) if shards is None else shards)
-        return await scripts.read(self.connections.commands, lambda asked: [ask(asked, root) for root in roots], *empty)
+    ) -> list[list[Any]]:
+        """By shard, what `ask` reads, given a pipeline and a shard's root, of all shards or of some in one round trip.
+        `empty` is what its commands in turn answer for missing keys."""
+        roots = list(map(keys.root, range(self.shards) if shards is None else shards))
+        redis = self.connections.commands
+        answers = await scripts.read(redis, lambda asked: [ask(asked, root) for root in roots], *empty)
+        each = len(answers) // max(len(roots), 1)
+        return [answers[each * place : each * (place + 1)] for place in range(len(roots))]
 
     async def run_all(
         self, name: str, calls: Sequence[scripts.Call], via: DedicatedConnection | None = None

@@ -75,7 +75,7 @@ async def index_prefixes(store: Store, shard: int) -> None:
 async def _prefixes(store: Store, shard: int) -> set[str]:
     """The prefixes that are indexed, or have a count, a head or retrying timers."""
     indexes = ("heads", "held", "retrying", "prefixes")
-    counted, *named = await store.of_shards(
+    ((counted, *named),) = await store.of_shards(
         lambda asked, root: [asked.hkeys(f"{root}counts"), *(asked.zrange(root + name, 0, -1) for name in indexes)],
         [],
         shards=[shard],
