@@ -113,8 +113,9 @@ class Callers:
 
     async def wait_ms(self, key_id: str, rate: Rate) -> int:
         """How long the key's next call must wait; 0 if this call may pass, which then counts."""
-        (wait_ms,) = await self._store.run("admit", keys.ACCESS_ROOT, [key_id, rate.interval_us, rate.burst])
-        return int(wait_ms)
+        asked: list[Argument] = ["-", 0, 0, rate.interval_us, rate.burst, 1, f"rate:{key_id}"]
+        passed, wait_ms, _ = await self._store.run("reserve", keys.ACCESS_ROOT, asked)
+        return 0 if passed else int(wait_ms)
 
 
 def _ended(session: str) -> str:

@@ -254,8 +254,8 @@ async def ended(
         for prefix, status in indexes
     ]
     found: dict[str, dict[Status, list[int]]] = {prefix: {} for prefix in wanted}
-    calls: list[scripts.Call] = [(keys.root(shard), [step_ms, steps, *names]) for shard in range(store.shards)]
-    for _, counts in await store.run_all("ended", calls) if names else ():
+    calls: list[scripts.Call] = [(keys.root(shard), ["past", step_ms, steps, *names]) for shard in range(store.shards)]
+    for _, counts in await store.run_all("steps", calls) if names else ():
         for place, (prefix, status) in enumerate(indexes):
             before = found[prefix].get(status, [0] * steps)
             found[prefix][status] = list(map(sum, zip(before, counts[place * steps :], strict=False)))

@@ -38,13 +38,13 @@ async def due_load(store: Store, *, step_ms: int, steps: int, wanted: Filter = A
     by_shard = await _earliest_queues(store, now_ms + step_ms * steps, wanted)
     counts = [0] * steps
     for shard, queues in enumerate(by_shard):
-        prefixes = [prefix for _, prefix in queues[:QUEUES_LIMIT]]
-        batches = [prefixes[i : i + QUEUES_A_CALL] for i in range(0, len(prefixes), QUEUES_A_CALL)]
+        indexes = [f"due:{prefix}" for _, prefix in queues[:QUEUES_LIMIT]]
+        batches = [indexes[i : i + QUEUES_A_CALL] for i in range(0, len(indexes), QUEUES_A_CALL)]
         for start in range(0, len(batches), CALLS_AT_ONCE):
             some = batches[start : start + CALLS_AT_ONCE]
-            calls: list[Call] = [(keys.root(shard), [step_ms, steps, *batch]) for batch in some]
-            for _, found in await store.run_all("coming", calls):
-                counts = [a + int(b) for a, b in zip(counts, found, strict=False)]
+            calls: list[Call] = [(keys.root(shard), ["coming", step_ms, steps, *batch]) for batch in some]
+            for _, found in await store.run_all("steps", calls):
+                counts = [n + sum(found[step::steps]) for step, n in enumerate(counts)]
     return counts, all(len(queues) <= QUEUES_LIMIT for queues in by_shard)
 
 

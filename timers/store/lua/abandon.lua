@@ -8,8 +8,7 @@ local ids = {}
 
 local function abandon_due(id)
   local r, trouble, raw = read(member_of(prefix, id))
-  if not r and newer_format(raw) then return end
-  if not r then quarantine(prefix, id, trouble, raw) end
+  if not r and set_aside(prefix, id, trouble, raw) then return end
   drop_trigger(prefix, id)
   call('ZREM', queue_key(prefix), id)
   if r and r.status == 's' then
@@ -24,8 +23,7 @@ local function abandon_run(id)
   local ended = call('ZSCORE', root .. 'leases', member)
   if not ended or tonumber(ended) >= tonumber(before) or lease_of(member) then return end
   local r, trouble, raw = read(member)
-  if not r and newer_format(raw) then return end
-  if not r then quarantine(prefix, id, trouble, raw) end
+  if not r and set_aside(prefix, id, trouble, raw) then return end
   -- A foreign value may lie in the place of the lease.
   call('DEL', lease_key(member))
   call('ZREM', root .. 'leases', member)

@@ -12,7 +12,7 @@ local function arm(prefix, id, if_exists, due, said, body)
   if r and if_exists == 'keep' then return 'kept', raw end
   if r and if_exists == 'error' then return 'exists', raw end
   if r and r.status == 'r' then return 'running', raw end
-  if r and r.status == 's' and locked(r, edit_lock) then return 'locked', raw end
+  if r and locked(r, edit_lock) then return 'locked', raw end
   if room and not (r and r.status == 's') then
     if room < 1 then return 'full', raw or '' end
   end

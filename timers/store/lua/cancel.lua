@@ -4,7 +4,7 @@
 local edit_lock, prefix, id, version, removal, cause = unpack(ARGV, 2)
 local purge, forget = removal == 'purge', removal == 'forget'
 local member = member_of(prefix, id)
-local r, _, raw = read(member)
+local r, raw, code = to_change(prefix, id, version, edit_lock)
 
 local function forget_it()
   remove(member, r)
@@ -12,8 +12,6 @@ local function forget_it()
   count(r.status, prefix, -1)
 end
 
-local code = refusal_of(r, raw, version)
-if not code and r.status == 's' and locked(r, tonumber(edit_lock)) then code = 'locked' end
 if not code and r.status ~= 's' and r.status ~= 'x' and not purge then code = 'finished' end
 if code then return {now_text, code, raw} end
 local refusal = r.status == 's' and drop_trigger(prefix, id)

@@ -10,7 +10,7 @@ local function claim_one(prefix, id, token, processor)
   local member = member_of(prefix, id)
   local r, trouble, raw = read(member)
   if not r then
-    set_aside(prefix, id, trouble, raw, newer, bad)
+    leave_out(prefix, id, trouble, raw, newer, bad)
     return false
   end
   if r.status ~= 's' or r.waits then

@@ -60,13 +60,6 @@ local function publish(channel, message)
   return type(heard) == 'number' and heard or 0
 end
 
--- The theoretical arrival time kept for a rate (µs), at least now. A time further ahead than the rate's whole burst plus an
--- hour, which allows for a changed rate, is foreign.
-local function arrival(key, burst_us)
-  local tat = tonumber(call('GET', key))
-  return tat and tat > now_us and tat < now_us + burst_us + 3600000000 and tat or now_us
-end
-
 -- Epoch ms of a due time given as `@<epoch ms>` or `+<ms from now>`.
 local function due_of(spec)
   local ms = tonumber(string.sub(spec, 2))
@@ -242,15 +235,19 @@ local function end_as(status, prefix, id, r, said, pod)
   return write(member_of(prefix, id), r)
 end
 
--- Why no caller may change the timer whatever the change is; nil if one may. An empty version stands for any.
-local function refusal_of(r, raw, version)
-  if not r then return newer_format(raw) and 'newer' or 'missing' end
-  if version ~= '' and tonumber(version) ~= r.version then return 'version' end
-  if r.status == 'r' then return 'running' end
-end
-
 -- True within the edit lock before the due time. Without a lock a timer can be changed until it is claimed.
-local function locked(r, edit_lock_ms) return edit_lock_ms > 0 and now > r.due - edit_lock_ms end
+local function locked(r, edit_lock_ms) return r.status == 's' and edit_lock_ms > 0 and now > r.due - edit_lock_ms end
+
+-- Read a timer that a caller wants to change. Answers also why nobody may, whatever the change is. An empty version stands for any.
+local function to_change(prefix, id, version, edit_lock_ms)
+  local r, _, raw = read(member_of(prefix, id))
+  local code
+  if not r then code = newer_format(raw) and 'newer' or 'missing'
+  elseif version ~= '' and tonumber(version) ~= r.version then code = 'version'
+  elseif r.status == 'r' then code = 'running'
+  elseif locked(r, tonumber(edit_lock_ms)) then code = 'locked' end
+  return r, raw, code
+end
 
 -- The index of each queue's earliest due, so that ten thousand idle queues cost one look. It is `heads`, or `held` while the
 -- queue is blocked (paused, or at a limit until a time), so that a thousand blocked queues do not hide the others.
@@ -485,22 +482,22 @@ local function quarantine(prefix, id, reason, raw)
   call('HSET', root .. 'quarantine', member, now_text .. ' ' .. reason .. '\n' .. (raw or ''))
 end
 
--- Leave out a timer whose record cannot be read, and list it: in `newer` with a record of a newer format, which stays as it is, in
--- `bad` with the reason for which it was quarantined.
-local function set_aside(prefix, id, trouble, raw, newer, bad)
-  local list, what = newer, raw
-  if not newer_format(raw) then
-    quarantine(prefix, id, trouble, raw)
-    list, what = bad, trouble
-  end
-  list[#list + 1], list[#list + 2] = member_of(prefix, id), what
+-- Quarantine a timer whose record cannot be read. One of a newer format stays as it is; answers whether it is one.
+local function set_aside(prefix, id, trouble, raw)
+  if newer_format(raw) then return true end
+  quarantine(prefix, id, trouble, raw)
+  return false
 end
 
--- The record of a timer to be armed anew, how it is stored, and whether it has a newer format. One that cannot be read is
--- quarantined first.
+-- As `set_aside`, and list it: in `newer` with its record, or in `bad` with the reason.
+local function leave_out(prefix, id, trouble, raw, newer, bad)
+  local stays = set_aside(prefix, id, trouble, raw)
+  local list = stays and newer or bad
+  list[#list + 1], list[#list + 2] = member_of(prefix, id), stays and raw or trouble
+end
+
+-- The record of a timer to be armed anew, how it is stored, and whether it has a newer format.
 local function read_or_clear(prefix, id)
   local r, trouble, raw = read(member_of(prefix, id))
-  local newer = raw and not r and newer_format(raw) ~= nil
-  if raw and not r and not newer then quarantine(prefix, id, trouble, raw) end
-  return r, raw, newer
+  return r, raw, raw and not r and set_aside(prefix, id, trouble, raw)
 end

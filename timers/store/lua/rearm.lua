@@ -3,9 +3,7 @@
 -- because the receiver may have seen a part of it. If it completed, its next occurrence begins. Failures count from zero again.
 
 local prefix, id, at, version, which, cause, room, progress = unpack(ARGV, 2)
-local member = member_of(prefix, id)
-local r, _, raw = read(member)
-local code = refusal_of(r, raw, version)
+local r, raw, code = to_change(prefix, id, version, 0)
 if not code and r.status == 's' then code = 'scheduled' end
 if not code and r.status == 'c' and which ~= 'completed' then code = 'completed' end
 if not code and room == 'full' then code = 'full' end
@@ -20,6 +18,6 @@ if progress and progress ~= '-' then set_body(r, nil, progress) end
 note(r, cause)
 enqueue(prefix, id, due)
 recount(from, 's', prefix)
-raw = write(member, r)
+raw = write(member_of(prefix, id), r)
 conclude()
 return {now_text, 'changed', raw}

@@ -2,11 +2,8 @@
 -- Change a scheduled timer: its due time, its spec, or both.
 
 local edit_lock, prefix, id, version, due, spec, progress, cause = unpack(ARGV, 2)
-local member = member_of(prefix, id)
-local r, _, raw = read(member)
-local code = refusal_of(r, raw, version)
+local r, raw, code = to_change(prefix, id, version, edit_lock)
 if not code and r.status ~= 's' then code = 'finished' end
-if not code and locked(r, tonumber(edit_lock)) then code = 'locked' end
 if code then return {now_text, code, raw} end
 if due ~= '' then r.due = due_of(due) end
 if due ~= '' or r.waits then
@@ -18,6 +15,6 @@ if due ~= '' or r.waits then
 end
 set_body(r, spec ~= '' and spec or nil, progress ~= '-' and progress or nil)
 note(r, cause)
-raw = write(member, r)
+raw = write(member_of(prefix, id), r)
 conclude()
 return {now_text, 'changed', raw}

@@ -9,7 +9,7 @@ local function rescue(prefix, id, processor)
   local member = member_of(prefix, id)
   local r, trouble, raw = read(member)
   if not r then
-    if newer_format(raw) or call('ZSCORE', root .. 'leases', member) then set_aside(prefix, id, trouble, raw, newer, bad) end
+    if newer_format(raw) or call('ZSCORE', root .. 'leases', member) then leave_out(prefix, id, trouble, raw, newer, bad) end
     return
   end
   if lease_of(member) then return end

@@ -1,11 +1,18 @@
 #!lua flags=allow-oom
--- Reserve starts of a limited prefix, before its timers are claimed. KEYS[1] is the prefix's own root,
--- `timers:{limits:<prefix>}:`.
+-- Reserve starts of a limited prefix, before its timers are claimed, or a call of an API key. KEYS[1] is the prefix's own root,
+-- `timers:{limits:<prefix>}:`, or `timers:{access}:` with the name of the key's rate there as the last argument.
 
 local pod, lease_ms, concurrency = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local interval, burst, n = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local permits, rate = root .. 'permits', root .. 'rate'
+local permits, rate = root .. 'permits', root .. (ARGV[8] or 'rate')
 local wait = 0
+
+-- The theoretical arrival time kept for the rate (µs), at least now. A time further ahead than the rate's whole burst plus an
+-- hour, which allows for a changed rate, is foreign.
+local function arrival()
+  local tat = tonumber(call('GET', rate))
+  return tat and tat > now_us and tat < now_us + burst * interval + 3600000000 and tat or now_us
+end
 
 if concurrency > 0 then
   call('ZREMRANGEBYSCORE', permits, '-inf', now_text)
@@ -14,7 +21,7 @@ end
 
 -- Generic cell rate algorithm (ITU-T I.371): `tat` is the theoretical arrival time of the next start, in µs.
 if interval > 0 then
-  local tat = arrival(rate, burst * interval)
+  local tat = arrival()
   n = math.max(math.min(n, math.floor((now_us + burst * interval - tat) / interval)), 0)
   if n > 0 then
     tat = tat + n * interval
