@@ -10,8 +10,8 @@ import hashlib
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain, cycle, islice, product
 from typing import Any, Final
@@ -29,18 +29,17 @@ REVOKED: Final = "revoked"
 """Replaces an entry. It stays, so that a key from the settings can be revoked as well."""
 
 
-@contextmanager
-def _readable() -> Iterator[None]:
-    """As `reachable`. A foreign value in the place of one of these keys makes them unavailable: nobody may get in
-    because the list of keys is gone."""
-    with reachable():
-        try:
-            yield
-        except ResponseError as error:
-            if not str(error).startswith("WRONGTYPE"):
-                raise
-            text = f"another program has written to {keys.API_KEYS} or a key beside it; `timers doctor` names it"
-            raise Unavailable(text) from error
+async def _answer(asked: Awaitable[Any]) -> Any:
+    """The answer to a command. A foreign value in the place of one of these keys makes them unavailable: nobody may get
+    in because the list of keys is gone."""
+    try:
+        with reachable():
+            return await asked
+    except ResponseError as error:
+        if not str(error).startswith("WRONGTYPE"):
+            raise
+        text = f"another program has written to {keys.API_KEYS} or a key beside it; `timers doctor` names it"
+        raise Unavailable(text) from error
 
 
 class Callers:
@@ -52,8 +51,7 @@ class Callers:
 
     async def entries(self) -> Mapping[str, str]:
         """What is kept for each key id: its entry, or that it is revoked."""
-        with _readable():
-            kept: Any = await self._redis.hgetall(keys.API_KEYS)
+        kept = await _answer(self._redis.hgetall(keys.API_KEYS))
         entries = {key_id.decode(errors="replace"): entry.decode(errors="replace") for key_id, entry in kept.items()}
         if any(entry != REVOKED for entry in entries.values()):
             self._store.identity.closed = True
@@ -64,52 +62,46 @@ class Callers:
         counts as closed until it can."""
         identity = self._store.identity
         if not identity.closed:
-            with _readable():
-                try:
+            try:
+                with reachable():
                     identity.closed = bool(await self._redis.hexists(keys.META, "closed"))
-                except ResponseError:
-                    return True
+            except ResponseError:
+                return True
         return identity.closed
 
     async def keep(self, key_id: str, entry: str) -> None:
         """Keep a new key. From now on the API refuses callers without a key."""
         self._store.identity.closed = True
-        with _readable():
-            await self._redis.hset(keys.META, "closed", 1)
-            await self._redis.hset(keys.API_KEYS, key_id, entry)
+        await _answer(self._redis.hset(keys.META, "closed", 1))
+        await _answer(self._redis.hset(keys.API_KEYS, key_id, entry))
 
     async def revoke(self, key_id: str) -> bool:
         """Revoke a key, wherever it is kept. False if Redis did not have it; an open API then stays open."""
-        with _readable():
-            return not await self._redis.hset(keys.API_KEYS, key_id, REVOKED)
+        return not await _answer(self._redis.hset(keys.API_KEYS, key_id, REVOKED))
 
     async def session_secret(self) -> bytes:
         """The secret that signs dashboard sessions, the same on every pod. Whoever asks first creates it."""
         name = f"{keys.ACCESS_ROOT}session"
-        with _readable():
-            kept: Any = await self._redis.get(name)
-            if kept is None:
-                await self._redis.set(name, secrets.token_hex(32), nx=True)
-                kept = await self._redis.get(name)
+        kept = await _answer(self._redis.get(name))
+        if kept is None:
+            await _answer(self._redis.set(name, secrets.token_hex(32), nx=True))
+            kept = await _answer(self._redis.get(name))
         if not kept:
             raise Unavailable("Redis does not keep the session secret")
         return bytes(kept)
 
     async def end_session(self, session: str, seconds: int) -> None:
         """Remember for this long that the session was ended."""
-        with _readable():
-            await self._redis.set(_ended(session), 1, ex=max(1, seconds))
+        await _answer(self._redis.set(_ended(session), 1, ex=max(1, seconds)))
 
     async def has_ended(self, session: str) -> bool:
         """Whether somebody ended the session before its time."""
-        with _readable():
-            return bool(await self._redis.exists(_ended(session)))
+        return bool(await _answer(self._redis.exists(_ended(session))))
 
     async def first_time(self, request_id: str, remember_ms: int) -> bool:
         """Whether no pod has seen this signed request before. From now on it counts as seen."""
         name = f"{keys.ACCESS_ROOT}seen:{hashlib.sha256(request_id.encode()).hexdigest()}"
-        with _readable():
-            return bool(await self._redis.set(name, "1", nx=True, px=remember_ms))
+        return bool(await _answer(self._redis.set(name, "1", nx=True, px=remember_ms)))
 
     async def wait_ms(self, key_id: str, rate: Rate) -> int:
         """How long the key's next call must wait; 0 if this call may pass, which then counts."""

@@ -11,12 +11,10 @@ from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection, DefaultParser, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.connection import HiredisRespSerializer
 from redis.exceptions import (
     ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
     InvalidResponse,
 )
-from redis.typing import EncodableT
 
 from timers.errors import ConfigurationError
 from timers.setting_values import check_redis_url
@@ -29,8 +27,6 @@ CONNECT_SHARE: Final = 0.4
 # No retries in redis-py: it would resend a script whose answer was lost, and a create would then answer "exists" to its
 # own author. Callers that may repeat a call do so themselves.
 _NEVER: Final = Retry(NoBackoff(), 0)
-
-_PACKER: Final = HiredisRespSerializer()
 
 
 class DedicatedConnection:
@@ -204,14 +200,9 @@ def connect(url: str, *, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS)
 
 
 class _Improved(AbstractConnection):
-    """redis-py's connection, but it stops when it is cancelled, and packs commands as fast as the synchronous one.
-    redis-py sends through `asyncio.wait_for`, which makes a task of every send and, before Python 3.12, swallows a
-    cancellation that comes as the send ends. A drain once hung that way."""
-
-    def pack_command(self, *args: EncodableT) -> list[bytes]:
-        """As redis-py's, but in C: 3 µs for a create instead of 11."""
-        packed: list[bytes] = _PACKER.pack(*args)  # type: ignore[arg-type]  # redis-py calls each argument a list
-        return packed
+    """redis-py's connection, but it stops when it is cancelled. redis-py sends through `asyncio.wait_for`, which makes
+    a task of every send and, before Python 3.12, swallows a cancellation that comes as the send ends. A drain once hung
+    that way."""
 
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
         """As redis-py's, under the same time limit."""

@@ -206,7 +206,8 @@ class Store:
     async def get_one(self, prefix: str, timer_id: str) -> Timer | None:
         """A timer with its lease; None if it does not exist. Raises NewerFormat."""
         shard = self.shard_of(prefix, timer_id)
-        ((now_ms, raw, held, left_ms),) = await self.run_all("get", [(keys.root(shard), [prefix, timer_id])])
+        calls = [(keys.root(shard), [prefix, timer_id])]
+        ((now_ms, raw, held, left_ms),) = await self.run_all("get", calls, self.connections.scripts)
         timer = _read((prefix, timer_id), int(now_ms), raw, held, left_ms)
         if timer is None and raw is not None and is_newer(raw):
             raise self.refusals.met_newer(f"{prefix}:{timer_id}", raw)
