@@ -389,21 +389,15 @@ class TimerClient(Timers):
         """Changes that this process's listeners took too slowly and lost."""
         return 0 if self._store is None else self._feed.dropped
 
-    def _connect(self, url: str, edit_lock_ms: int) -> Connections:
-        """Calls at the same time share the connections of the first."""
-        if self._connections is None:
-            self._connections, self._edit_lock_ms = connect(url), edit_lock_ms
-        return self._connections
-
     async def _open(self) -> Store:
         """The store, which knows the db and its clock. Until a timer was armed, anybody may still give the db another
         number of shards, so it is read again."""
-        connections = self._connections
-        if connections is None:
+        if self._connections is None:
             settings = load_worker_settings()
             url = await reachable_url(settings.redis_url, settings.data_dir)
-            connections = self._connect(url, settings.edit_lock_ms)
-        store = self._store or self._use(Store(connections))
+            if self._connections is None:  # no call at the same time was first
+                self._connections, self._edit_lock_ms = connect(url), settings.edit_lock_ms
+        store = self._store or self._use(Store(self._connections))
         if not store.identity.armed:
             await store.identity.refresh()
         return store

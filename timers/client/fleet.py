@@ -265,23 +265,16 @@ async def read_story(store: Store, timer: Timer) -> list[str]:
     """The timer's life and answers, as `explain` tells them, with what its record does not know: who serves its prefix,
     pauses and limits. Raises Unavailable."""
     now_ms, shard = await store.now_ms(), store.shard_of(timer.prefix, timer.id)
-    hold = await queries.blocked_until(store, timer.prefix, shard)
+    _, pause = await queries.blocked_until(store, timer.prefix, shard)
     is_due = timer.status is Status.SCHEDULED and timer.due_ms <= now_ms
     roster = await Membership(store).read()
-    obstacle = await _obstacle(store, roster, timer.prefix, shard, hold) if is_due else ""
-    return explain(timer, now_ms, obstacle=obstacle, pause=hold[1])
+    obstacle = await read_obstacle(store, roster, timer.prefix, shard) if is_due else ""
+    return explain(timer, now_ms, obstacle=obstacle, pause=pause)
 
 
 async def read_obstacle(store: Store, roster: Roster, prefix: str, shard: int) -> str:
     """What keeps the due timers of a queue from being claimed; empty if it is not known. Raises Unavailable."""
-    return await _obstacle(store, roster, prefix, shard, await queries.blocked_until(store, prefix, shard))
-
-
-async def _obstacle(
-    store: Store, roster: Roster, prefix: str, shard: int, hold: tuple[float | None, Sequence[int]]
-) -> str:
-    """As `read_obstacle`, from what `queries.blocked_until` answered."""
-    until_ms, pause = hold
+    until_ms, pause = await queries.blocked_until(store, prefix, shard)
     processor = roster.owner(prefix)
     serving = [member for member in roster.serving(prefix) if member.takes(shard)]
     if until_ms == inf:
