@@ -26,7 +26,7 @@ from timers.core.decide import was_skipped
 from timers.core.durations import format_time
 from timers.core.fields import AnyDuration, StrictModel, Time, check_id, check_prefix, is_own
 from timers.core.hooks import ids_of_calls
-from timers.core.model import Progress, Status, Timer
+from timers.core.model import Status, Timer
 from timers.core.spec import TimerChange
 from timers.errors import FieldError, InvalidInput, TimersError, Unavailable, shown
 from timers.processor import Rate
@@ -281,25 +281,20 @@ _REPLAYED: Final = (Status.FAILED, Status.UNHANDLED, Status.COMPLETED)
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A timer of the window as it was found, when it was due first, its progress if that must change, when it will run
-    again, and the result of arming it (empty: nothing yet)."""
+    """A timer of the window as it was found, when it will run again, and the result of arming it (empty: nothing
+    yet)."""
 
-    prefix: str
-    id: str
-    status: Status
-    version: int
-    due_ms: int
-    progress: Progress | None = None
-    runs_ms: int = 0
+    timer: Timer
+    runs_ms: int
     result: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As the command line shows it."""
         return {
-            "prefix": self.prefix,
-            "id": self.id,
-            "status": self.status.value,
-            "due_at": format_time(self.due_ms),
+            "prefix": self.timer.prefix,
+            "id": self.timer.id,
+            "status": self.timer.status.value,
+            "due_at": format_time(self.timer.first_due_ms),
             "runs_at": format_time(self.runs_ms),
             "result": self.result,
         }
@@ -309,17 +304,16 @@ async def preview(store: Store, window: Filter, pace: Rate, *, completed: bool) 
     """Timers that failed, went unhandled or were skipped and were due in the window, by due time, each with the time
     when it would run again; with `completed` also completed ones. Scheduled and running timers are left out because
     they run anyway, and so are cancelled ones. Raises InvalidInput for more than `REPLAY_LIMIT` timers."""
-    found: list[Replayed] = []
+    found: list[Timer] = []
     now_ms = await store.now_ms()
     async for timer in _finished(store, window.at(now_ms)):
         if timer.status is Status.COMPLETED and not completed and not was_skipped(timer):
             continue
-        is_moved = timer.progress.first_due_ms is not None
-        anew = replace(timer.progress, first_due_ms=None) if is_moved else None
-        found.append(Replayed(timer.prefix, timer.id, timer.status, timer.version, timer.first_due_ms, anew))
+        found.append(timer._replace(spec={}, history=()))
         if len(found) > REPLAY_LIMIT:
             raise InvalidInput.of("to", None, f"a window with at most {REPLAY_LIMIT} timers to replay; narrow it")
-    return _paced(found, now_ms, pace)
+    found.sort(key=lambda timer: (timer.first_due_ms, timer.prefix, timer.id))
+    return [Replayed(timer, now_ms + n * pace.interval_us // 1000) for n, timer in enumerate(found)]
 
 
 async def arm_again(
@@ -347,20 +341,16 @@ async def _finished(store: Store, window: Filter) -> AsyncIterator[Timer]:
                 yield timer
 
 
-def _paced(found: Iterable[Replayed], now_ms: int, pace: Rate) -> list[Replayed]:
-    ordered = sorted(found, key=lambda each: (each.due_ms, each.prefix, each.id))
-    return [replace(each, runs_ms=now_ms + n * pace.interval_us // 1000) for n, each in enumerate(ordered)]
-
-
 async def _arm_again(store: Store, planned: Replayed) -> Replayed:
+    timer = planned.timer
     answer = await store.rearm(
-        planned.prefix,
-        planned.id,
+        timer.prefix,
+        timer.id,
         due=f"@{planned.runs_ms}",
-        version=planned.version,
+        version=timer.version,
         completed=True,
         cause="replayed",
-        progress=planned.progress,
+        progress=None if timer.progress.first_due_ms is None else replace(timer.progress, first_due_ms=None),
     )
     return replace(planned, result="armed" if answer.code == "changed" else _NOT_ARMED[answer.code])
 

@@ -57,13 +57,13 @@ class Engine:
     def __init__(self, store: Store, timers: TimerClient, processors: Iterable[Processor], later: Later) -> None:
         options = WorkerOptions("lab", CONCURRENCY, FOR_EVER_MS, FOR_EVER_MS, drain_timeout_ms=0)
         pod = Pod(store, Registry(processors), options)
-        self._registry = pod.registry
+        self.registry = pod.registry
         self._lifespans = Lifespans(pod.registry.processors)
         self._is_open = False
         self._runs = Runs(pod, self._written)
-        self._runner = Runner(pod, self._runs, timers, self._lifespans, later=later)
+        self.runner = Runner(pod, self._runs, timers, self._lifespans, later=later)
         self._intake = Intake(later, limited=pod.registry.limits_fleet)
-        self._claimer = Claimer(pod, self._intake, self._runner)
+        self._claimer = Claimer(pod, self._intake, self.runner)
         self._services = Supervisor({"claimer": self._claimer.run, "settler": self._runs.settle})
 
     @asynccontextmanager
@@ -79,23 +79,10 @@ class Engine:
             await self._services.stop()
             await self._claimer.finish()
 
-    def close(self) -> None:
-        """Release the threads of plain functions: as long as one waits for work, the process does not end."""
-        self._runner.close()
-
-    @property
-    def executing(self) -> int:
-        """The number of runs under way."""
-        return self._runner.executing
-
     @property
     def is_busy(self) -> bool:
         """Whether it is claiming or writing anything."""
         return not self._intake.is_empty or not self._claimer.is_idle or self._runs.waiting > 0
-
-    def serves(self, prefix: str) -> bool:
-        """Whether it runs timers of this prefix."""
-        return self._registry.match(prefix) is not None
 
     def claim(self, prefixes: Iterable[str]) -> None:
         """Claim whatever is due in these queues."""
@@ -103,7 +90,7 @@ class Engine:
             self._intake.mark_all(0, prefix, "sweep")
 
     def _written(self, runs: Sequence[Run]) -> None:
-        self._runner.room_changed()
+        self.runner.room_changed()
         self.claim({run.timer.prefix for run in runs if run.processor.limits.bounds_concurrency})
 
 
@@ -175,7 +162,7 @@ class TimerLab:
         engine = self._engine = self._engine or Engine(self._store, self.timers, self._processors.values(), self.later)
         async with engine.working():
             await self._run_what_is_due(engine, until_ms)
-            while (at_ms := await self._next_ms()) <= until_ms:
+            while (at_ms := await self._next_ms(engine)) <= until_ms:
                 self._now_ms = max(at_ms, self._now_ms)
                 self._wake()
                 await self._run_what_is_due(engine, until_ms)
@@ -213,25 +200,29 @@ class TimerLab:
         """Run timers until no more become due now. A timer that is due but does not start (paused, at its limit)
         stays."""
         before = None
-        while before != (before := (len(self.runs), engine.executing)):
-            engine.claim([prefix for prefix, due_ms in (await self._earliest_due()).items() if due_ms <= self._now_ms])
+        while before != (before := (len(self.runs), engine.runner.executing)):
+            engine.claim(
+                [prefix for prefix, due_ms in (await self._earliest_due(engine)).items() if due_ms <= self._now_ms]
+            )
             await self._until_quiet(engine, until_ms)
 
     async def _until_quiet(self, engine: Engine, until_ms: float) -> None:
         """Wait until all runs have ended or wait for the lab's clock."""
         began, turns = time.monotonic(), 0
-        while engine.executing > self._sleeping or engine.is_busy:
+        while engine.runner.executing > self._sleeping or engine.is_busy:
             turns += 1
             await _really_sleep(0 if turns < 1000 else 0.001)
             waited = time.monotonic() - began
             if waited > PATIENCE_SECONDS and self._waiting and self._waiting[0][0] <= until_ms and not engine.is_busy:
                 return
             if waited > HANG_SECONDS:
-                raise AssertionError(f"{engine.executing} runs do not end: they wait for something other than time")
+                raise AssertionError(
+                    f"{engine.runner.executing} runs do not end: they wait for something other than time"
+                )
 
     def _stop_engine(self) -> None:
         if self._engine is not None:
-            self._engine.close()
+            self._engine.runner.close()  # the process would not end while threads of plain functions wait for work
             self._engine = None
 
     def _wake(self) -> None:
@@ -241,19 +232,17 @@ class TimerLab:
                 handle.cancel()
                 call()
 
-    async def _next_ms(self) -> float:
+    async def _next_ms(self, engine: Engine) -> float:
         """The next time at which something happens: a timer becomes due, or a wait is over."""
         while self._waiting and self._waiting[0][2].cancelled():
             heapq.heappop(self._waiting)
-        due_times = [due_ms for due_ms in (await self._earliest_due()).values() if due_ms > self._now_ms]
+        due_times = [due_ms for due_ms in (await self._earliest_due(engine)).values() if due_ms > self._now_ms]
         return min([*due_times, *(at_ms for at_ms, *_ in self._waiting[:1])], default=float("inf"))
 
-    async def _earliest_due(self) -> dict[str, int]:
+    async def _earliest_due(self, engine: Engine) -> dict[str, int]:
+        """By prefix, of those that are served."""
         due_times = await queries.earliest_due(self._store)
-        return {prefix: due_ms for prefix, due_ms in due_times.items() if self._serves(prefix)}
-
-    def _serves(self, prefix: str) -> bool:
-        return self._engine is not None and self._engine.serves(prefix)
+        return {prefix: due_ms for prefix, due_ms in due_times.items() if engine.registry.match(prefix)}
 
     def _clocked(self, processor: Processor) -> Callable[..., Any]:
         """The processor's function, with its sleeps on the lab's clock."""
