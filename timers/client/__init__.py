@@ -1,7 +1,8 @@
 """The caller's side: what the HTTP API, the command line and other programs do with timers, directly on Redis."""
 
 from timers.client.blocking import BlockingTimerClient
-from timers.client.client import BATCH_LIMIT, TimerClient, client_over, feed_of, open_redis, open_store, posted
+from timers.client.client import BATCH_LIMIT, TimerClient, client_over, feed_of, posted
+from timers.client.opening import open_redis, open_store
 from timers.client.planning import Armed, Results
 
 __all__ = [

@@ -38,16 +38,15 @@ from timers.core.hooks import CALLS
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.embedded import reachable_url
-from timers.errors import ConfigurationError, FieldError, InvalidInput, Running
+from timers.errors import InvalidInput, Running
 from timers.logs import get_logger
-from timers.setting_values import redacted
-from timers.settings import Settings, load_worker_settings
+from timers.settings import load_worker_settings
 from timers.store import outbox, queries
 from timers.store.callers import Quota, Quotas
 from timers.store.codec import encode_act
-from timers.store.connect import Connections, connect
+from timers.store.connect import connect
 from timers.store.filters import Filter, Visible
-from timers.store.identity import READS, Loss
+from timers.store.identity import Loss
 from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
 from timers.store.membership import Member
 from timers.store.notifications import changes
@@ -406,34 +405,6 @@ class TimerClient(Timers):
 def _due(delay: Delay | None, due_at: Time | None) -> dict[str, Any]:
     """The fields that were given."""
     return {name: value for name, value in (("delay", delay), ("due_at", due_at)) if value is not None}
-
-
-async def open_store(connections: Connections, *, shards: int | None = None) -> Store:
-    """A store over connections, with the number of shards that the db has. Writes nothing."""
-    store = Store(connections, shards=shards)
-    await store.identity.refresh()
-    return store
-
-
-async def open_redis(url: str, settings: Settings, *, joins: bool = False) -> Store:
-    """Opens the timers of a db; with `joins`, makes an empty db ours. Raises ConfigurationError, which names the
-    setting, if the db cannot be used."""
-    if url.startswith(("redis+sentinel://", "redis+cluster://")):
-        raise ConfigurationError(f"TIMERS_REDIS_URL: {url.partition('//')[0]}// is not supported by this version")
-    if settings.format is not None and settings.format > READS:
-        raise ConfigurationError(str(FieldError("TIMERS_FORMAT", str(settings.format), f"a number from 1 to {READS}")))
-    connections = connect(url)
-    try:
-        store = await open_store(connections, shards=settings.shards)
-        store.identity.newest = settings.format or READS
-        if joins:
-            await store.identity.join()
-    except BaseException as error:
-        await connections.close()
-        if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
-            raise
-        raise ConfigurationError(f"TIMERS_REDIS_URL: {redacted(url)} cannot be used: {error}") from error
-    return store
 
 
 def client_over(store: Store, *, edit_lock_ms: int = 0, keeps_cancelled: bool = True) -> TimerClient:

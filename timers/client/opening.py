@@ -1,0 +1,36 @@
+"""Owns opening the store of a db that a pod or a command is to use."""
+
+from timers.errors import ConfigurationError, FieldError
+from timers.setting_values import redacted
+from timers.settings import Settings
+from timers.store.connect import Connections, connect
+from timers.store.identity import READS
+from timers.store.store import Store
+
+
+async def open_store(connections: Connections, *, shards: int | None = None) -> Store:
+    """A store over connections, with the number of shards that the db has. Writes nothing."""
+    store = Store(connections, shards=shards)
+    await store.identity.refresh()
+    return store
+
+
+async def open_redis(url: str, settings: Settings, *, joins: bool = False) -> Store:
+    """Opens the timers of a db; with `joins`, makes an empty db ours. Raises ConfigurationError, which names the
+    setting, if the db cannot be used."""
+    if url.startswith(("redis+sentinel://", "redis+cluster://")):
+        raise ConfigurationError(f"TIMERS_REDIS_URL: {url.partition('//')[0]}// is not supported by this version")
+    if settings.format is not None and settings.format > READS:
+        raise ConfigurationError(str(FieldError("TIMERS_FORMAT", str(settings.format), f"a number from 1 to {READS}")))
+    connections = connect(url)
+    try:
+        store = await open_store(connections, shards=settings.shards)
+        store.identity.newest = settings.format or READS
+        if joins:
+            await store.identity.join()
+    except BaseException as error:
+        await connections.close()
+        if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
+            raise
+        raise ConfigurationError(f"TIMERS_REDIS_URL: {redacted(url)} cannot be used: {error}") from error
+    return store
