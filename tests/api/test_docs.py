@@ -17,6 +17,7 @@ from timers.api.auth import Auth
 from timers.api.docs import docs_routes
 from timers.api.health import HealthRoutes
 from timers.api.openapi import document
+from timers.api.operations import routes_of
 from timers.api.server import ApiServer, application
 from timers.store.callers import Callers
 
@@ -92,7 +93,7 @@ async def test_the_pod_keeps_working_while_the_document_is_built_once(api: Api) 
         made.append(1)
         return document()
 
-    routes = (*docs_routes(slow), *HealthRoutes(api.store, None).routes())
+    routes = (*docs_routes(slow), *routes_of(HealthRoutes(api.store, None)))
     server = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
     other = replace(api, server=server)
     asking = [asyncio.create_task(other.call("GET", "/openapi.json")) for _ in range(3)]

@@ -15,6 +15,7 @@ from tests.store.acts import arming
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
+from timers.api.operations import routes_of
 from timers.api.server import ApiServer, application
 from timers.client.fleet import read_fleet
 from timers.embedded import EmbeddedServer
@@ -126,7 +127,7 @@ async def test_anonymous_callers_see_only_the_number_of_unserved_prefixes_and_ke
 
 
 async def test_many_probes_are_answered_from_one_look_at_redis(api: Api, redis: Redis) -> None:
-    routes = HealthRoutes(api.store, None, fresh_seconds=3600, answer_seconds=DEADLINE_SECONDS).routes()
+    routes = routes_of(HealthRoutes(api.store, None, fresh_seconds=3600, answer_seconds=DEADLINE_SECONDS))
     probed = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
     await redis.config_resetstat()
     for _ in range(2):
@@ -152,7 +153,7 @@ class Odd(Store):
 
 async def test_whatever_lies_in_redis_readiness_is_no_500(api: Api) -> None:
     store = Odd(api.store.connections)
-    routes = HealthRoutes(store, None, fresh_seconds=0, answer_seconds=DEADLINE_SECONDS).routes()
+    routes = routes_of(HealthRoutes(store, None, fresh_seconds=0, answer_seconds=DEADLINE_SECONDS))
     probed = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
     unready = await replace(api, server=probed).call("GET", "/readyz")
     assert "OverflowError" in unready.problem(503, "not-ready")["detail"]

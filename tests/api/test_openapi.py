@@ -13,8 +13,9 @@ from tests.api.harness import Api
 from timers.access import Right
 from timers.api.answer import PROBLEMS, TYPE_ROOT
 from timers.api.openapi import document
-from timers.api.operations import OPERATIONS, PAGES
+from timers.api.operations import OPERATIONS
 from timers.core.spec import NewTimer
+from timers.dashboard.pages import PAGES
 
 HEADING = "| type | status | when |"
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference.md"

@@ -12,7 +12,7 @@ from tests.api.harness import Api, Reply, running_api
 from tests.api.keyed import new_key
 from tests.members import announce
 from timers.access import RIGHTS, ApiKey, Right, Scope, make_key
-from timers.api.operations import OPERATIONS, Operation
+from timers.api.operations import OPERATIONS, Operation, routes_of
 from timers.api.stream import EventRoutes
 from timers.core.model import Status, Timer
 from timers.dashboard.site import Parts
@@ -265,7 +265,7 @@ async def test_the_listeners_of_one_key_leave_places_for_others(server: Embedded
     (first, first_key), (second, second_key) = new_key(), new_key()
 
     def fewer(parts: Parts) -> Sequence[web.RouteDef]:
-        return EventRoutes(parts.client, most_of_key=2).routes()
+        return routes_of(EventRoutes(parts.client, most_of_key=2))
 
     async with (
         running_api(server.url, [mine], keys=f"{first_key.entry} {second_key.entry}", instead=fewer) as api,

@@ -18,6 +18,7 @@ from tests.api.harness import Api, running_api
 from tests.api.own_feed import MadeUp, OwnFeed
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.auth import Auth
+from timers.api.operations import routes_of
 from timers.api.server import ApiServer, application
 from timers.api.stream import EventRoutes
 from timers.client import feed_of
@@ -204,7 +205,7 @@ async def test_a_change_is_encoded_once_for_all_listeners(api: Api) -> None:
 @asynccontextmanager
 async def serving(api: Api, **options: Any) -> AsyncIterator[Api]:
     """The same events, over a server of its own."""
-    routes = EventRoutes(api.client, **options).routes()
+    routes = routes_of(EventRoutes(api.client, **options))
     server = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
     yield replace(api, server=server)
     await api.client.end_events()

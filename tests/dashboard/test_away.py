@@ -13,6 +13,7 @@ from tests.api.harness import running_api
 from tests.dashboard.conftest import EVERYTHING, KEYS, PROCESSORS, READS, Visitor
 from tests.servers import start_server
 from tests.waiting import eventually
+from timers.api.operations import routes_of
 from timers.dashboard import site
 from timers.dashboard.overview import OverviewPage
 from timers.dashboard.service import ServicePages
@@ -21,7 +22,7 @@ from timers.embedded import EmbeddedServer, Family
 
 
 def reading_each_time(parts: Parts) -> Sequence[web.RouteDef]:
-    return [*OverviewPage(parts, stats_seconds=0.0).routes(), *ServicePages(parts, views_seconds=0.0).routes()]
+    return [*routes_of(OverviewPage(parts, stats_seconds=0.0)), *routes_of(ServicePages(parts, views_seconds=0.0))]
 
 
 @pytest.mark.parametrize("keys", [None, " ".join(key.entry for key in KEYS)], ids=["open", "with keys"])

@@ -12,6 +12,7 @@ from tests.api.harness import Api, Instead
 from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Watched
 from tests.store.acts import an_end
 from tests.waiting import eventually
+from timers.api.operations import routes_of
 from timers.core.model import Status
 from timers.dashboard.many import ManyPages
 from timers.store import keys
@@ -191,7 +192,7 @@ async def test_chosen_timers_are_cancelled_after_the_words_are_typed(guarded: Ap
 
 @pytest.fixture
 def instead() -> Instead:
-    return lambda parts: ManyPages(parts, slice_limit=10, slice_seconds=0.0).routes()
+    return lambda parts: routes_of(ManyPages(parts, slice_limit=10, slice_seconds=0.0))
 
 
 async def test_an_action_continues_slice_by_slice_without_a_click(api: Api, watched: Watched) -> None:

@@ -8,13 +8,14 @@ import pytest
 
 from tests.api.harness import Instead
 from tests.dashboard.conftest import WRITES, Shown, Visitor
+from timers.api.operations import routes_of
 from timers.core.model import Status
 from timers.dashboard.many import ManyPages
 
 
 @pytest.fixture
 def instead() -> Instead:
-    return lambda parts: ManyPages(parts, slice_limit=20, slice_seconds=0.0).routes()
+    return lambda parts: routes_of(ManyPages(parts, slice_limit=20, slice_seconds=0.0))
 
 
 def fields_of(text: str) -> list[tuple[str, str]]:

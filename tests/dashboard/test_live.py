@@ -12,6 +12,7 @@ from tests.api.harness import Api, Instead
 from tests.api.own_feed import MadeUp, OwnFeed
 from tests.dashboard.conftest import READS, Visitor
 from tests.waiting import DEADLINE_SECONDS
+from timers.api.operations import routes_of
 from timers.api.server import ApiServer, application
 from timers.client import feed_of
 from timers.client.feed import Feed, Open
@@ -30,7 +31,7 @@ def most_seconds() -> float:
 
 @pytest.fixture
 def instead(most_seconds: float) -> Instead:
-    return lambda parts: LivePages(parts, least_seconds=0.01, most_seconds=most_seconds).routes()
+    return lambda parts: routes_of(LivePages(parts, least_seconds=0.01, most_seconds=most_seconds))
 
 
 @asynccontextmanager
@@ -78,7 +79,7 @@ async def test_a_page_hears_only_of_the_prefixes_of_its_key(guest: Visitor) -> N
 async def test_a_burst_of_changes_is_one_word_and_closing_the_feed_ends_the_stream(api: Api) -> None:
     queries = MadeUp()
     feed = Feed(queries.changes)
-    routes = LivePages(replace(api.parts, client=OwnFeed(feed)), least_seconds=0.01, most_seconds=3600.0).routes()
+    routes = routes_of(LivePages(replace(api.parts, client=OwnFeed(feed)), least_seconds=0.01, most_seconds=3600.0))
     server = await ApiServer.start(application(routes, api.parts.auth), "127.0.0.1", 0)
     async with api.session.get(f"{server.url}/ui/live") as stream:
         await word(stream)

@@ -14,6 +14,7 @@ from tests.dashboard.conftest import EVERYTHING, READS, Visitor
 from tests.members import announce
 from tests.store.acts import an_end, retrying, running
 from tests.waiting import DEADLINE_SECONDS, eventually
+from timers.api.operations import routes_of
 from timers.core.model import Status
 from timers.dashboard.overview import OverviewPage
 from timers.store import alarms, keys
@@ -29,7 +30,7 @@ LONG_AGO = 1_700_000_000_000
 def instead() -> Instead:
     """Every request reads the db."""
     waits = {"stats_seconds": -1.0, "load_seconds": -1.0, "load_patience_seconds": DEADLINE_SECONDS}
-    return lambda parts: OverviewPage(parts, **waits).routes()
+    return lambda parts: routes_of(OverviewPage(parts, **waits))
 
 
 def sentence(text: str) -> str:

@@ -11,24 +11,28 @@ from tests.api.harness import Api
 from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Visitor
 from tests.store.acts import retrying
 from tests.waiting import eventually
-from timers.api.operations import PAGES, Operation
+from timers.api.operations import Operation
 from timers.core.model import Status
+from timers.dashboard.pages import PAGES
 
 if TYPE_CHECKING:
     from timers.core.calls import NewTimerFields, RepeatFields
 
 HOSTILE = "\"><script>alert(1)</script>'&{{7*7}}<img src=x onerror=alert(1)>"
 RIGHTS = {READS: {"read"}, WRITES: {"read", "write"}, OPERATES: {"read", "operate"}}
-READABLE = [page for page in PAGES if page.right and page.id != "liveStream"]
+READABLE = [page for page in PAGES if page.right and page.id != "GET /ui/live"]
 """All but the one without an end."""
-OF_ALL = {"acknowledge", "serverPage", "keysPage", "makeKey", "revokeKey"}
+OF_ALL = {
+    *("GET /ui/server", "POST /ui/server/acknowledge"),
+    *("GET /ui/keys", "POST /ui/keys", "POST /ui/keys/{key}/revoke"),
+}
 
 
 def path_of(page: Operation, prefix: str) -> str:
     """The page's address, for a timer that exists."""
     action = "pause" if "prefixes" in page.path else "cancel"
     path = page.path.format(prefix=prefix, id="one", action=action, key="nokey", name="x")
-    return f"{path}?action=cancel&prefix={prefix}" if page.id == "bulkPage" else path
+    return f"{path}?action=cancel&prefix={prefix}" if page.id == "GET /ui/bulk" else path
 
 
 async def open_page(visitor: Visitor, page: Operation, prefix: str = "mine") -> int:

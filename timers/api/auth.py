@@ -19,7 +19,7 @@ from timers.access import ANYBODY, ApiKey, Caller, KeyRing, Scope, read_entries
 from timers.api import credentials
 from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, BodyReader, Unverified, keep_body
 from timers.api.credentials import Sessions, is_read_only
-from timers.api.operations import DASHBOARD, PAGES, Operation, operation_of
+from timers.api.operations import DASHBOARD, Operation, operation_of
 from timers.client import TimerClient
 from timers.core.fields import check_id, is_prefix
 from timers.errors import Denied, Forbidden, InvalidInput, NotFound, RateLimited, Unauthorized, Unavailable, shown
@@ -142,15 +142,6 @@ SIGN_INS_OF_ALL: Final = Rate(100_000, 100)
 READER_SECONDS: Final = 0.3
 """How long a probe or a scrape waits to find out whose key it carries."""
 
-_OF_ALL_PREFIXES: Final = frozenset(
-    {"getMetrics", "acknowledgeLosses", "acknowledge", "serverPage", "keysPage", "makeKey", "revokeKey"}
-)
-"""Calls that concern all prefixes at once. Only keys that cover all prefixes may make them."""
-
-_WITHOUT_REDIS: Final = frozenset({"getMetrics", "getDashboard", *(page.id for page in PAGES if page.method == "GET")})
-"""Calls that work while Redis is down, when people look at a pod most. They show nothing new from Redis then, so the
-last known keys will do."""
-
 _HOW: Final = "send Authorization: Bearer KEY, with a key that `timers keys make` has made"
 
 
@@ -227,7 +218,7 @@ class Auth:
         if not self._closed and not self._ever_kept:
             return self._optional_caller(request)
         if operation.tag == DASHBOARD and "Authorization" not in request.headers:
-            patience_seconds = READER_SECONDS if operation.id in _WITHOUT_REDIS else None
+            patience_seconds = READER_SECONDS if operation.works_without_redis else None
             key_id = await self.sessions.key_id(request, patience_seconds=patience_seconds)
             caller = None if key_id is None else ring.named(key_id)
         else:
@@ -283,7 +274,7 @@ class Auth:
 
     async def _ring(self, operation: Operation) -> KeyRing:
         last = self._keys.last
-        if operation.id not in _WITHOUT_REDIS or last is None:
+        if last is None or not operation.works_without_redis:
             return await self._keys.get()
         try:
             async with asyncio.timeout(READER_SECONDS):
@@ -382,5 +373,5 @@ def _check_prefix(caller: Caller, request: web.Request) -> None:
 def _check_right(caller: Caller, operation: Operation) -> None:
     if operation.right not in caller.rights:
         raise Forbidden(f"this call needs the right {operation.right!r}, which key {caller.id} lacks")
-    if operation.id in _OF_ALL_PREFIXES and not caller.scope.is_everything:
+    if operation.of_all and not caller.scope.is_everything:
         raise Forbidden(f"this call covers all prefixes, but key {caller.id} does not")

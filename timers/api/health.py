@@ -8,7 +8,7 @@ from aiohttp import web
 
 from timers.api.answer import HTTP_PROBLEMS, answer, problem
 from timers.api.auth import visible_to
-from timers.api.operations import route
+from timers.api.operations import call
 from timers.client.doctor import full, unacknowledged
 from timers.client.fleet import ALL_SERVED, Unserved, read_fleet
 from timers.engine.worker import Worker
@@ -41,18 +41,16 @@ class HealthRoutes:
         self._seen = CachedRead(self._refresh, fresh_seconds)
         self._draining = False
 
-    def routes(self) -> Sequence[web.RouteDef]:
-        """The routes to add to an application."""
-        return (route("getHealth", self.healthz), route("getReadiness", self.readyz))
-
     def drain(self) -> None:
         """Answer "not ready" from now on, so that no new work is sent here."""
         self._draining = True
 
+    @call("getHealth")
     async def healthz(self, _request: web.Request) -> web.Response:
         """Answers 200: a process that answers lives."""
         return answer({"status": "ok"})
 
+    @call("getReadiness")
     async def readyz(self, request: web.Request) -> web.Response:
         """Answers 200 if Redis and every part work, else 503 with the reasons. Anonymous callers see no names."""
         trouble, is_full, unserved = await self._seen.get()

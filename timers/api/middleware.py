@@ -66,9 +66,6 @@ def traceparent_of(request: web.Request) -> str | None:
 REQUEST_SECONDS: Final = 10.0
 """From the last byte of the request to the answer. One Redis command may take half of it."""
 
-_UNBOUNDED: Final = frozenset({"streamEvents", "liveStream"})
-"""Streams, which have no end."""
-
 
 class Deadlines:
     """The deadlines of an application's requests. They share one timer of the loop, set to the first deadline; that
@@ -83,8 +80,8 @@ class Deadlines:
     async def answer_in_time(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer 503 to a request that takes too long."""
         operation = operation_of(request)
-        # Public calls do not wait for Redis, except readiness, which has its own time limit.
-        if operation is not None and (operation.right is None or operation.id in _UNBOUNDED):
+        # Streams have no end. Public calls do not wait for Redis, except readiness, which has its own time limit.
+        if operation is not None and (operation.right is None or operation.is_endless):
             return await handler(request)
         try:
             with Deadline(self, request.task) as deadline:

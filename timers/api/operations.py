@@ -3,9 +3,10 @@
 Routes, rights and the OpenAPI document are all made from it, so none of them can miss a call.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, Literal
+from functools import partial
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -120,6 +121,9 @@ HTML: Final = "text/html"
 CSS: Final = "text/css"
 JAVASCRIPT: Final = "text/javascript"
 
+DASHBOARD: Final = "dashboard"
+"""The tag of calls that answer with pages for people. A browser session opens them as well as a key does."""
+
 _ONE: Final = "/v1/timers/{prefix}/{id}"
 
 
@@ -140,7 +144,7 @@ class Operation:
     """One call, by its method and path. `right` is the right that a key needs for it, or None if everybody may make it.
     `parameters` are the headers, to which those of the path come by themselves. `body` maps media types to models, or
     to None for text. `problems` are the types that this call can answer in addition to those of every call of its
-    kind."""
+    kind. `of_all` calls concern all prefixes at once: only keys that cover all prefixes may make them."""
 
     id: str
     call: str
@@ -152,13 +156,22 @@ class Operation:
     problems: tuple[str, ...] = ()
     query: type[BaseModel] | None = None
     tag: str = ""
+    of_all: bool = False
     method: str = field(init=False)
     path: str = field(init=False)
+    is_endless: bool = field(init=False)
+    """Whether its answer is a stream of events."""
+    works_without_redis: bool = field(init=False)
+    """Whether it works while Redis is down, when people look at a pod most. It shows nothing new then, so the
+    last known keys will do."""
 
     def __post_init__(self) -> None:
         method, path = self.call.split()
         object.__setattr__(self, "method", method)
         object.__setattr__(self, "path", path)
+        object.__setattr__(self, "is_endless", any(answer.media_type == EVENTS for answer in self.answers))
+        shows = self.id == "getMetrics" or (self.tag == DASHBOARD and method == "GET")
+        object.__setattr__(self, "works_without_redis", shows)
 
     @property
     def all_parameters(self) -> tuple[Json, ...]:
@@ -351,6 +364,7 @@ POD_OPERATIONS: Final = (
         "operate",
         "End the warnings about lost data",
         _ok("The losses.", answers.LossesAnswer),
+        of_all=True,
     ),
     Operation(
         "getMetrics",
@@ -358,6 +372,7 @@ POD_OPERATIONS: Final = (
         "read",
         "Get metrics for Prometheus",
         _ok("Prometheus' text format.", media_type=TEXT),
+        of_all=True,
     ),
 )
 
@@ -389,9 +404,6 @@ PROBE_OPERATIONS: Final = (
     _file("getDocsStart", "/start.js", "Get the code that starts the script", "A call to Swagger UI.", JAVASCRIPT),
 )
 
-DASHBOARD: Final = "dashboard"
-"""The tag of calls that answer with pages for people. A browser session opens them as well as a key does."""
-
 DASHBOARD_OPERATIONS: Final = (
     Operation(
         "getDashboard",
@@ -406,41 +418,6 @@ DASHBOARD_OPERATIONS: Final = (
 )
 
 
-def _page(operation_id: str, method: str, path: str, right: Right | None) -> Operation:
-    return Operation(operation_id, f"{method} /ui/{path}", right, "", (), tag=DASHBOARD)
-
-
-_SINGLE: Final = "timers/{prefix}/{id}"
-
-PAGES: Final = (
-    _page("asset", "GET", "static/{name}", None),
-    _page("signInPage", "GET", "sign-in", None),
-    _page("signIn", "POST", "sign-in", None),
-    _page("signOut", "POST", "sign-out", None),
-    _page("setReadOnly", "POST", "read-only", "read"),
-    _page("liveStream", "GET", "live", "read"),
-    _page("timersPage", "GET", "timers", "read"),
-    _page("newTimerPage", "GET", "new", "write"),
-    _page("newTimer", "POST", "new", "write"),
-    _page("timerPage", "GET", _SINGLE, "read"),
-    _page("editPage", "GET", _SINGLE + "/edit", "write"),
-    _page("editTimer", "POST", _SINGLE + "/edit", "write"),
-    _page("actOnTimer", "POST", _SINGLE + "/{action}", "write"),
-    _page("bulkPage", "GET", "bulk", "write"),
-    _page("bulk", "POST", "bulk", "write"),
-    _page("failedPage", "GET", "failed", "read"),
-    _page("prefixesPage", "GET", "prefixes", "read"),
-    _page("prefixPage", "GET", "prefixes/{prefix}", "read"),
-    _page("actOnPrefix", "POST", "prefixes/{prefix}/{action}", "operate"),
-    _page("podsPage", "GET", "pods", "read"),
-    _page("serverPage", "GET", "server", "read"),
-    _page("acknowledge", "POST", "server/acknowledge", "operate"),
-    _page("keysPage", "GET", "keys", "operate"),
-    _page("makeKey", "POST", "keys", "operate"),
-    _page("revokeKey", "POST", "keys/{key}/revoke", "operate"),
-)
-"""The other pages. They are only for people and not in the document, but the right for each is here."""
-
 _BY_TAG: Final = {
     "timers": TIMER_OPERATIONS,
     "many timers": MANY_OPERATIONS,
@@ -454,20 +431,60 @@ OPERATIONS: Final[Sequence[Operation]] = tuple(
 )
 """Every call, in the order of the document. In an application, a path without braces comes before one with them."""
 
-_BY_ID: Final = {operation.id: operation for operation in (*OPERATIONS, *PAGES)}
-_BY_ADDRESS: Final = {(operation.method, operation.path): operation for operation in _BY_ID.values()}
+_BY_ID: Final = {operation.id: operation for operation in OPERATIONS}
+_HANDLES: Final = "operation"
+"""The attribute of a handler that says which call it answers."""
+
+Page = TypeVar("Page", bound=Callable[..., Awaitable[web.StreamResponse]])
+
+
+def call(operation_id: str) -> Callable[[Page], Page]:
+    """Make a method answer the call."""
+    return _answering(_BY_ID[operation_id])
+
+
+def page_at(
+    address: str, right: Right | None, *, of_all: bool = False, endless: bool = False
+) -> Callable[[Page], Page]:
+    """Make a method answer a page, such as `GET timers` for `/ui/timers`. Pages are only for people and not in the
+    document, but their rights are checked like those of calls."""
+    address = address.replace(" ", " /ui/")
+    answers = _ok("", media_type=EVENTS if endless else HTML)
+    return _answering(Operation(address, address, right, "", answers, tag=DASHBOARD, of_all=of_all))
+
+
+def _answering(operation: Operation) -> Callable[[Page], Page]:
+    def mark(handler: Page) -> Page:
+        handler.__dict__[_HANDLES] = operation
+        return handler
+
+    return mark
+
+
+def answered_by(kind: type[object]) -> Mapping[str, Operation]:
+    """What the methods of a class answer, by their names: paths with fewer braces first, as an application needs
+    them."""
+    found = {
+        name: each.__dict__[_HANDLES] for name, each in vars(kind).items() if _HANDLES in getattr(each, "__dict__", ())
+    }
+    return dict(sorted(found.items(), key=lambda each: each[1].path.count("{")))
+
+
+def routes_of(handlers: object) -> Sequence[web.RouteDef]:
+    """The routes of an object's methods, to add to an application."""
+    return [_route(operation, getattr(handlers, name)) for name, operation in answered_by(type(handlers)).items()]
 
 
 def route(operation_id: str, handler: Handler) -> web.RouteDef:
     """The operation's route with its handler, to add to an application."""
-    operation = _BY_ID[operation_id]
-    endless = any(answer.media_type == EVENTS for answer in operation.answers)
-    options: dict[str, Any] = {"allow_head": False} if endless else {}
+    return _route(_BY_ID[operation_id], call(operation_id)(partial(handler)))
+
+
+def _route(operation: Operation, handler: Handler) -> web.RouteDef:
+    options: dict[str, Any] = {"allow_head": False} if operation.is_endless else {}
     return web.RouteDef(operation.method, operation.path, handler, options)
 
 
 def operation_of(request: web.Request) -> Operation | None:
     """The operation that a request asks for, or None if its path has none for its method."""
-    resource = request.match_info.route.resource
-    method = "GET" if request.method == "HEAD" else request.method
-    return None if resource is None else _BY_ADDRESS.get((method, resource.canonical))
+    return getattr(request.match_info.route.handler, _HANDLES, None)

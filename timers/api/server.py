@@ -24,6 +24,7 @@ from timers.api.docs import docs_routes
 from timers.api.health import HealthRoutes
 from timers.api.middleware import REQUEST_ID, REQUEST_SECONDS, Deadlines, follow, new_request
 from timers.api.operating import metrics_route, operating_routes
+from timers.api.operations import routes_of
 from timers.api.routes import refuse_unchecked, timer_routes
 from timers.api.stream import EventRoutes
 from timers.client import TimerClient
@@ -248,11 +249,11 @@ def all_routes(
 ) -> Sequence[web.RouteDef]:
     """The routes to add to an application. Paths without braces come before paths with them."""
     return (
-        *health.routes(),
+        *routes_of(health),
         *docs_routes(),
         *operating_routes(client),
         metrics_route(client, metrics, worker),
-        *EventRoutes(client).routes(),
+        *routes_of(EventRoutes(client)),
         *timer_routes(client),
     )
 
@@ -262,7 +263,7 @@ def probe_application(
 ) -> web.Application:
     """An application with health, readiness and metrics, without keys, for kubelets and scrapers."""
     app = web.Application(middlewares=[follow, answer_problems, anonymous])
-    app.add_routes([*health.routes(), metrics_route(client, metrics, worker)])
+    app.add_routes([*routes_of(health), metrics_route(client, metrics, worker)])
     return app
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from functools import lru_cache
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from aiohttp import web
 from timers.api.auth import AUTH, caller_of, visible_to
 from timers.api.body import read_query
 from timers.api.middleware import REQUEST_ID
-from timers.api.operations import EVENTS, LAST_EVENT_ID, PrefixQuery, route
+from timers.api.operations import EVENTS, LAST_EVENT_ID, PrefixQuery, call
 from timers.client import TimerClient, feed_of
 from timers.client.feed import LOG_LIMIT, Dropped, Event, FeedListener, Wants, event_json
 from timers.errors import Busy
@@ -62,10 +62,7 @@ class EventRoutes:
         self._linger_seconds, self._heartbeat_seconds = linger_seconds, heartbeat_seconds
         self._of_key: Counter[str] = Counter()
 
-    def routes(self) -> Sequence[web.RouteDef]:
-        """The routes to add to an application."""
-        return (route("streamEvents", self.stream),)
-
+    @call("streamEvents")
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Answers 200 with events until one side closes."""
         wants = _wants(request)

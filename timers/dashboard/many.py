@@ -14,7 +14,7 @@ from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from timers.api.auth import acting, nothing_of, visible_to
-from timers.api.operations import route
+from timers.api.operations import page_at
 from timers.client.actions import TAKES, BulkAction, Counts, check_action
 from timers.core.answers import ActionAnswer
 from timers.core.fields import decode
@@ -160,15 +160,7 @@ class ManyPages:
         self._parts, self._client = parts, parts.client
         self._slice_limit, self._slice_seconds = slice_limit, slice_seconds
 
-    def routes(self) -> Sequence[web.RouteDef]:
-        """The routes to add to an application."""
-        return (
-            route("timersPage", self.timers),
-            route("failedPage", self.failed),
-            route("bulkPage", self.bulk_page),
-            route("bulk", self.bulk),
-        )
-
+    @page_at("GET timers", "read")
     async def timers(self, request: web.Request) -> web.Response:
         """Answers 200 with a page, or 422 with the form and what is wrong."""
         wanted, errors = _wanted(request)
@@ -200,6 +192,7 @@ class ManyPages:
             may_sort=may_sort,
         )
 
+    @page_at("GET failed", "read")
     async def failed(self, request: web.Request) -> web.Response:
         """Answers 200 with the prefixes, those with most failures first."""
         covers = Filter().seen_by(visible_to(request)).covering()
@@ -224,10 +217,12 @@ class ManyPages:
             pages=-(-len(most) // PREFIXES_A_PAGE),
         )
 
+    @page_at("GET bulk", "write")
     async def bulk_page(self, request: web.Request) -> web.Response:
         """Answers 200 with the number of timers and the words to type."""
         return await self._asked(request, BulkRequest.parse(request, list(request.query.items())))
 
+    @page_at("POST bulk", "write")
     async def bulk(self, request: web.Request) -> web.Response:
         """Answers 200 with the progress, or with the words to type if they are missing."""
         pairs = await pairs_of(request)

@@ -12,7 +12,7 @@ from aiohttp import web
 from timers.access import Scope
 from timers.api.auth import scope_of, visible_to
 from timers.api.body import refuse_query
-from timers.api.operations import route
+from timers.api.operations import call
 from timers.client.fleet import LATE_MS, Fleet, Stats, read_blocked, read_stats, shortened
 from timers.core.durations import in_units
 from timers.core.fields import is_own
@@ -163,10 +163,7 @@ class OverviewPage:
         self._load = lru_cache(SCOPES)(lambda scope: CachedRead(lambda: self._loaded(scope), load_seconds))
         self._load_patience_seconds = load_patience_seconds
 
-    def routes(self) -> Sequence[web.RouteDef]:
-        """The routes to add to an application."""
-        return (route("getDashboard", self.page),)
-
+    @call("getDashboard")
     async def page(self, request: web.Request) -> web.Response:
         """Answers 200 with the page."""
         refuse_query(request)

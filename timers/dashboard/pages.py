@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
-from timers.api.operations import route
+from timers.api.operations import Operation, answered_by, page_at, routes_of
 from timers.api.stream import EventRoutes, write
 from timers.client.feed import LOG_LIMIT, FeedListener
 from timers.dashboard.many import ManyPages
@@ -33,9 +33,10 @@ class LivePages(EventRoutes):
         super().__init__(parts.client, linger_seconds=0.0)
         self._least_seconds, self._most_seconds = least_seconds, most_seconds
 
-    def routes(self) -> Sequence[web.RouteDef]:
-        """The routes to add to an application."""
-        return (route("liveStream", self.stream),)
+    @page_at("GET live", "read", endless=True)
+    async def live(self, request: web.Request) -> web.StreamResponse:
+        """Answers 200 with events until one side closes."""
+        return await self.stream(request)
 
     async def _pass_on(self, listener: FeedListener, response: web.StreamResponse) -> None:
         """Tell only that there are changes, not which."""
@@ -49,9 +50,12 @@ class LivePages(EventRoutes):
             listener.waiting(LOG_LIMIT)
 
 
-_PAGES = (SignIn, LivePages, OverviewPage, ManyPages, TimerPages, ServicePages)
+_KINDS: Final = (SignIn, LivePages, OverviewPage, ManyPages, TimerPages, ServicePages)
+
+PAGES: Final[Sequence[Operation]] = [page for kind in _KINDS for page in answered_by(kind).values()]
+"""Every page."""
 
 
 def all_pages(parts: Parts) -> Sequence[web.RouteDef]:
-    """The routes to add to an application. Paths without braces come before paths with them."""
-    return [each for pages in _PAGES for each in pages(parts).routes()]
+    """The routes to add to an application."""
+    return [each for kind in _KINDS for each in routes_of(kind(parts))]

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights
 from timers.api.auth import acting, caller_of, nothing_of, require_visible, visible_to
-from timers.api.operations import route
+from timers.api.operations import page_at
 from timers.client.doctor import examine
 from timers.client.fleet import LATE_MS, PrefixView, read_obstacle, read_prefixes
 from timers.core.fields import OWN_PREFIXES, is_own
@@ -60,20 +60,7 @@ class ServicePages:
         self._looks = lru_cache(LOOKS)(lambda prefix: CachedRead(lambda: self._look(prefix), LOOK_SECONDS))
         self._checks = CachedRead(lambda: examine(parts.store), CHECKS_SECONDS)
 
-    def routes(self) -> Sequence[web.RouteDef]:
-        """The routes to add to an application."""
-        return (
-            route("prefixesPage", self.prefixes),
-            route("prefixPage", self.prefix),
-            route("actOnPrefix", self.act_on_prefix),
-            route("podsPage", self.pods),
-            route("serverPage", self.server),
-            route("acknowledge", self.acknowledge),
-            route("keysPage", self.keys),
-            route("makeKey", self.make_key),
-            route("revokeKey", self.revoke_key),
-        )
-
+    @page_at("GET prefixes", "read")
     async def prefixes(self, request: web.Request) -> web.Response:
         """Answers 200 with the prefixes that the caller may see, a page at a time, those with trouble first."""
         words, at = request.query.get("q", "").strip(), page_of(request)
@@ -95,6 +82,7 @@ class ServicePages:
             words=words,
         )
 
+    @page_at("GET prefixes/{prefix}", "read")
     async def prefix(self, request: web.Request) -> web.Response:
         """Answers 200 with a prefix, or 404 if there is no such prefix."""
         prefix = request.match_info["prefix"]
@@ -159,6 +147,7 @@ class ServicePages:
             made[prefix] = sum(total), bars(series, said, labels, f"{prefix} in the last {period}: {_said(total)}")
         return made
 
+    @page_at("POST prefixes/{prefix}/{action}", "operate")
     async def act_on_prefix(self, request: web.Request) -> web.Response:
         """Answers 303 back to the prefixes, after pausing or resuming a prefix or taking back its declaration."""
         await form_of(request)
@@ -176,6 +165,7 @@ class ServicePages:
         self._prefixes = CachedRead(lambda: _worst_first(self._parts.store), self._views_seconds)
         return redirect(f"/ui/prefixes?q={prefix}")
 
+    @page_at("GET pods", "read")
     async def pods(self, request: web.Request) -> web.Response:
         """Answers 200 with the live pods."""
         return show(
@@ -188,6 +178,7 @@ class ServicePages:
             visible=visible_to(request) or (lambda _: True),
         )
 
+    @page_at("GET server", "read", of_all=True)
     async def server(self, request: web.Request) -> web.Response:
         """Answers 200 with the doctor's findings and what the server says about itself."""
         checks = await self._checks.get()
@@ -216,12 +207,14 @@ class ServicePages:
             "waiting": sum(waiting for _, waiting in shards),
         }
 
+    @page_at("POST server/acknowledge", "operate", of_all=True)
     async def acknowledge(self, request: web.Request) -> web.Response:
         """Answers 303 back to the server's page, after ending the warnings of lost data."""
         await form_of(request)
         await self._client.acknowledge_losses()
         return redirect("/ui/server")
 
+    @page_at("GET keys", "operate", of_all=True)
     async def keys(self, request: web.Request) -> web.Response:
         """Answers 200 with the keys in Redis."""
         return await self._keys(request)
@@ -236,6 +229,7 @@ class ServicePages:
             request, "keys", status=status, title="API keys", section="keys", rights_known=RIGHTS, rows=rows, **context
         )
 
+    @page_at("POST keys", "operate", of_all=True)
     async def make_key(self, request: web.Request) -> web.Response:
         """Answers 200 with the new key, shown only this once, or 422 with the form and what is wrong."""
         _require_admin(request)
@@ -248,6 +242,7 @@ class ServicePages:
         await self._parts.callers.keep(kept.id, kept.entry)
         return await self._keys(request, made=secret)
 
+    @page_at("POST keys/{key}/revoke", "operate", of_all=True)
     async def revoke_key(self, request: web.Request) -> web.Response:
         """Answers 303 back to the keys."""
         _require_admin(request)

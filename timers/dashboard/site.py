@@ -15,7 +15,7 @@ from timers.api.answer import headers_of
 from timers.api.auth import Auth, caller_of, check_origin
 from timers.api.body import BODY_LIMIT_BYTES, read_bytes
 from timers.api.credentials import is_read_only, set_read_only
-from timers.api.operations import DASHBOARD, operation_of, route
+from timers.api.operations import DASHBOARD, operation_of, page_at
 from timers.client import TimerClient
 from timers.core.durations import in_units
 from timers.dashboard import render
@@ -197,16 +197,7 @@ class SignIn:
     def __init__(self, parts: Parts) -> None:
         self._auth = parts.auth
 
-    def routes(self) -> Sequence[web.RouteDef]:
-        """The routes to add to an application."""
-        return (
-            route("asset", self.asset),
-            route("signInPage", self.page),
-            route("signIn", self.sign_in),
-            route("signOut", self.sign_out),
-            route("setReadOnly", self.set_read_only),
-        )
-
+    @page_at("GET static/{name}", None)
     async def asset(self, request: web.Request) -> web.Response:
         """Answers 200 with a static file. Its name contains a hash of its content, so it never changes."""
         found = render.assets().get(request.match_info["name"])
@@ -215,12 +206,14 @@ class SignIn:
         headers = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
         return web.Response(body=found[1], content_type=found[2], charset="utf-8", headers=headers)
 
+    @page_at("GET sign-in", None)
     async def page(self, request: web.Request) -> web.Response:
         """Answers 200 with the form, or 303 if no key is needed."""
         if not await self._auth.asks_for_keys():
             return render.redirect("/")
         return show(request, "sign_in", title="Sign in", to=_own(request.query.get("to", "/")), wrong=False, section="")
 
+    @page_at("POST sign-in", None)
     async def sign_in(self, request: web.Request) -> web.Response:
         """Answers 303 to the page that was asked for, with the cookie; 403 with the form again; or 429."""
         await self._auth.admit_sign_in(request.remote)
@@ -233,6 +226,7 @@ class SignIn:
         set_read_only(request, response, wanted="read_only" in form)
         return response
 
+    @page_at("POST sign-out", None)
     async def sign_out(self, request: web.Request) -> web.Response:
         """Answers 303 to the form."""
         await form_of(request)
@@ -240,6 +234,7 @@ class SignIn:
         await self._auth.sessions.end(request, response)
         return response
 
+    @page_at("POST read-only", "read")
     async def set_read_only(self, request: web.Request) -> web.Response:
         """Answers 303 back to the first page, with or without the cookie."""
         response = render.redirect("/")

@@ -7,7 +7,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.api.auth import acting, require_visible
-from timers.api.operations import route
+from timers.api.operations import page_at
 from timers.client.fleet import read_story
 from timers.core.decide import next_occurrence
 from timers.core.explain import PUNCTUAL_MS, attempts
@@ -52,17 +52,7 @@ class TimerPages:
     def __init__(self, parts: Parts) -> None:
         self._parts, self._client = parts, parts.client
 
-    def routes(self) -> Sequence[web.RouteDef]:
-        """The routes to add to an application."""
-        return (
-            route("newTimerPage", self.new_page),
-            route("newTimer", self.new),
-            route("timerPage", self.page),
-            route("editPage", self.edit_page),
-            route("editTimer", self.edit),
-            route("actOnTimer", self.act),
-        )
-
+    @page_at("GET timers/{prefix}/{id}", "read")
     async def page(self, request: web.Request) -> web.Response:
         """Answers 200 with the timer."""
         return await self._page(request)
@@ -88,6 +78,7 @@ class TimerPages:
             done=DONE.get(request.query.get("done", ""), ""),
         )
 
+    @page_at("POST timers/{prefix}/{id}/{action}", "write")
     async def act(self, request: web.Request) -> web.Response:
         """Answers 303 back to the timer, or 409 with the timer and why the action was refused."""
         prefix, timer_id = _identity(request)
@@ -115,6 +106,7 @@ class TimerPages:
             "reschedule": lambda: client.reschedule(prefix, timer_id, **due_of(form.get("when", ""))),
         }
 
+    @page_at("GET new", "write")
     async def new_page(self, request: web.Request) -> web.Response:
         """Answers 200 with the form, empty or filled in from another timer."""
         prefix, _, timer_id = request.query.get("from", "").partition(":")
@@ -124,6 +116,7 @@ class TimerPages:
             values = {**_values(await self._client.get(prefix, timer_id)), "prefix": prefix, "when": "1h"}
         return _form(request, "Arm a timer", NEW_FIELDS, values)
 
+    @page_at("POST new", "write")
     async def new(self, request: web.Request) -> web.Response:
         """Answers 303 to the new timer, or 422 or 409 with the form and what is wrong."""
         form = await form_of(request)
@@ -135,11 +128,13 @@ class TimerPages:
             return _form(request, "Arm a timer", NEW_FIELDS, form, error)
         return redirect(f"/ui/timers/{armed.timer.prefix}/{armed.timer.id}?done=new")
 
+    @page_at("GET timers/{prefix}/{id}/edit", "write")
     async def edit_page(self, request: web.Request) -> web.Response:
         """Answers 200 with the form, filled in."""
         timer = await self._client.get(*_identity(request))
         return _form(request, f"Change {timer.key}", CHANGED_FIELDS, _values(timer))
 
+    @page_at("POST timers/{prefix}/{id}/edit", "write")
     async def edit(self, request: web.Request) -> web.Response:
         """Answers 303 back to the timer, or 422 or 409 with the form and what is wrong."""
         prefix, timer_id = _identity(request)
