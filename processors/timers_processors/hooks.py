@@ -4,7 +4,6 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from timers.processor import Lifespan
 from timers.settings import load_worker_settings
 from timers_processors.calling import Call, HttpClient
 from timers_processors.send_message import Sending
+from timers_processors.targets import Target, Targets
 from timers_processors.transport import Message, masked
 from timers_processors.webhook import CALL_SECONDS, RETRY, WebHooks, as_json
 
@@ -25,11 +25,6 @@ EXEC_SECONDS: Final = 30.0
 
 AT_ONCE: Final = 20
 """Calls that a pod makes to one target at a time."""
-
-FAILURES: Final = 5
-"""Failed calls in a row after which a pod leaves a target alone for a while."""
-
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 10.0, 160.0
 
 Send = Callable[[Timer, Context[Any]], Awaitable[Done]]
 
@@ -57,51 +52,18 @@ def _processor(hooks: WebHooks, prefix: str, target: str) -> Processor:
 def _sending(prefix: str, shown: str, send: Send, lifespan: Lifespan[Any] | None) -> Processor:
     """The processor of a target. `shown` names the target in `timers config`, because the prefix is only a digest."""
 
-    breaker = Breaker()
+    targets, target = Targets(), Target()
 
     @processor(prefix, retry=RETRY, timeout=CALL_SECONDS + 5, lifespan=lifespan, pod_concurrency=AT_ONCE)
     async def outgoing(timer: Timer, context: Context[Any]) -> Done:
         if not isinstance(timer.payload, Mapping) or "body" not in timer.payload:
             raise Fail("payload: only the service makes these timers")
         await in_turn(timer, context)
-        with breaker.watching():
+        with targets.holding_off(target):
             return await send(timer, context)
 
     outgoing.function.__qualname__ = shown
     return outgoing
-
-
-class Breaker:
-    """Leaves a target alone that fails: after `FAILURES` failed calls in a row the pod's other calls to it wait. Then
-    one is made, and if that fails too, the next pause is twice as long. Calls that fail together cause one pause."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._failures, self._pauses, self._until = clock, 0, 0, 0.0
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Count how the call within this context ends. Raises Retry with `hold_off` for one that starts a pause."""
-        try:
-            yield
-        except Fail:
-            self._failures = self._pauses = 0
-            raise
-        except Exception as error:
-            pause = 0.0 if isinstance(error, Retry) and error.snooze else self._failed()
-            if not pause:
-                raise
-            after = error.after if isinstance(error, Retry) else None
-            raise Retry(f"{error}; other calls wait for {pause:g} s", after=after, hold_off=pause) from error
-        self._failures = self._pauses = 0
-
-    def _failed(self) -> float:
-        """Returns the seconds of the pause that this failure starts, or 0."""
-        self._failures += 1
-        if self._failures < FAILURES or self._clock() < self._until:
-            return 0.0
-        pause: float = min(FIRST_PAUSE_SECONDS * 2**self._pauses, LONGEST_PAUSE_SECONDS)
-        self._until, self._pauses = self._clock() + pause, min(self._pauses + 1, 10)
-        return pause
 
 
 async def in_turn(timer: Timer, context: Context[Any]) -> None:

@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from timers import Retry
+from timers import Fail, Retry
 
 TARGETS_KEPT: Final = 10_000
 """At most this many targets are remembered. A target without calls or failures is forgotten at once."""
@@ -32,13 +32,17 @@ class Unanswered(Exception):
 class Target:
     """The calls to one target, with those that wait, and how it has answered."""
 
-    slots: asyncio.Semaphore
+    slots: asyncio.Semaphore = field(default_factory=asyncio.Semaphore)
     calls: int = 0
     average_seconds: float = 0.1
     free_at: float = 0.0
     failures: int = 0
     broken_until: float = 0.0
     pauses: int = 0
+
+    def answered(self) -> None:
+        """It is in order."""
+        self.failures, self.pauses, self.broken_until = 0, 0, 0.0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -76,10 +80,9 @@ class Targets:
             try:
                 self._begin(name, target)
                 yield
-                target.failures = target.pauses = 0
-                target.broken_until = 0.0
+                target.answered()
             except Unanswered as error:
-                self._count_failure(target, pauses)
+                self.count_failure(target, pauses)
                 raise Retry(f"{name}: {error}") from error
             finally:
                 target.slots.release()
@@ -125,12 +128,32 @@ class Targets:
         if target.pauses:
             target.broken_until = self.clock() + self.pause_seconds
 
-    def _count_failure(self, target: Target, pauses: int) -> None:
-        """A call that began before the last pause causes no new one: twenty calls that hang together cause one
-        pause."""
+    def count_failure(self, target: Target, pauses: int) -> float:
+        """Count a call that began after so many pauses. Returns the seconds of the pause that it starts, or 0: one that
+        began before the last pause starts no new one, so twenty calls that hang together cause one pause."""
         target.failures += 1
         if target.failures < self.failures or target.pauses != pauses:
-            return
-        pause = min(self.pause_seconds * 2**target.pauses, self.longest_pause_seconds)
+            return 0.0
+        pause: float = min(self.pause_seconds * 2 ** min(target.pauses, 10), self.longest_pause_seconds)
         target.broken_until = self.clock() + pause
         target.pauses += 1
+        return pause
+
+    @contextmanager
+    def holding_off(self, target: Target) -> Iterator[None]:
+        """For a target with a prefix of its own, where any failure counts, and the pod itself starts nothing in a
+        pause. Raises Retry with `hold_off` for a failure that starts one. A call that was on its way starts none."""
+        pauses = target.pauses if self.clock() >= target.broken_until else -1
+        try:
+            yield
+        except Fail:
+            target.answered()
+            raise
+        except Exception as error:
+            retry = error if isinstance(error, Retry) else None
+            pause = 0.0 if retry is not None and retry.snooze else self.count_failure(target, pauses)
+            if not pause:
+                raise
+            after = None if retry is None else retry.after
+            raise Retry(f"{error}; other calls wait for {pause:g} s", after=after, hold_off=pause) from error
+        target.answered()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from aiohttp import web
@@ -14,7 +15,8 @@ from timers import Fail, Retry
 from timers.engine import hooks as engine_hooks
 from timers.store import outbox
 from timers_processors import hooks
-from timers_processors.hooks import AT_ONCE, FAILURES, FIRST_PAUSE_SECONDS, Breaker
+from timers_processors.hooks import AT_ONCE
+from timers_processors.targets import Target, Targets
 
 NUMBER = 60
 
@@ -44,7 +46,7 @@ async def test_calls_to_a_dead_receiver_wait_instead_of_being_tried_one_by_one(f
         await calls_wait(fleet, prefix, 2 * NUMBER)
         await fleet.client.create("other", "x", delay=0)
         await fleet.completed("x", "other")
-        assert len(receiver.received) <= FAILURES + AT_ONCE
+        assert len(receiver.received) <= Targets.failures + AT_ONCE
         failed = [t async for t in fleet.client.iterate(prefix=prefix) if t.last_error and "other calls" in str(t)]
         assert any("; other calls wait for 10 s" in timer.history[0].note for timer in failed)
 
@@ -52,8 +54,7 @@ async def test_calls_to_a_dead_receiver_wait_instead_of_being_tried_one_by_one(f
 async def test_waiting_calls_are_made_once_their_receiver_is_back(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hooks, "FIRST_PAUSE_SECONDS", 0.2)
-    monkeypatch.setattr(hooks, "LONGEST_PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(hooks, "Targets", partial(Targets, pause_seconds=0.2, longest_pause_seconds=0.2))
     async with receiving(web.Response(status=503)) as receiver:
         given = settings(hooks=f"armed@note={receiver.url}")
         pod = await pod_of(fleet, given)
@@ -89,15 +90,15 @@ async def test_an_unlimited_number_of_calls_was_armed_for_a_dead_receiver(
 
 
 class _Calls:
-    """Calls through a breaker on a clock that the test moves."""
+    """Calls to one target on a clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.breaker = Breaker(lambda: self.now)
+        self.targets, self.target = Targets(clock=lambda: self.now), Target()
 
     def pause(self, error: Exception) -> float | None:
         """The pause that a call starts which fails so, in seconds."""
-        with pytest.raises(Exception) as caught, self.breaker.watching():  # noqa: PT011 (one of any kind)
+        with pytest.raises(Exception) as caught, self.targets.holding_off(self.target):  # noqa: PT011 (one of any kind)
             raise error
         if caught.value is error:
             return None
@@ -112,7 +113,7 @@ class _Calls:
 
 def test_failures_in_a_row_cause_one_pause_and_each_failure_after_it_one_twice_as_long() -> None:
     calls = _Calls()
-    assert calls.pauses(FAILURES + 3) == [None] * (FAILURES - 1) + [FIRST_PAUSE_SECONDS] + [None] * 3
+    assert calls.pauses(8) == [None] * 4 + [10] + [None] * 3
     found = []
     for _ in range(7):
         calls.now += 1000
@@ -124,16 +125,18 @@ def test_failures_in_a_row_cause_one_pause_and_each_failure_after_it_one_twice_a
 @pytest.mark.parametrize("answer", [None, Fail("410 Gone")])
 def test_an_answer_ends_a_row_of_failures(answer: Exception | None) -> None:
     calls = _Calls()
-    calls.pauses(FAILURES)
+    calls.pauses(5)
     if answer is None:
-        with calls.breaker.watching():
+        with calls.targets.holding_off(calls.target):
             pass
     else:
         assert calls.pause(answer) is None
     calls.now += 1000
-    assert calls.pauses(FAILURES) == [None] * (FAILURES - 1) + [FIRST_PAUSE_SECONDS]
+    assert calls.pauses(5) == [None] * 4 + [10]
 
 
 def test_a_call_that_finds_no_room_is_no_failure() -> None:
     calls = _Calls()
-    assert [calls.pause(Retry("busy", snooze=True)) for _ in range(2 * FAILURES)] == [None] * 2 * FAILURES
+    assert [calls.pause(Retry("busy", snooze=True)) for _ in range(2 * Targets.failures)] == [
+        None
+    ] * 2 * Targets.failures
