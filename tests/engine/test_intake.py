@@ -176,7 +176,7 @@ def test_an_empty_answer_for_a_queue_says_nothing_of_another(intake: Intake) -> 
 
 
 def test_an_event_of_another_pod_is_looked_at_a_little_later(intake: Intake, time: _Time) -> None:
-    intake.mark_later(*NOTE)
+    intake.mark_after(*NOTE, LATER_SECONDS, "late-look")
     assert taken(intake) == []
     time.pass_(LATER_SECONDS * 0.99)
     assert taken(intake) == []
@@ -186,7 +186,7 @@ def test_an_event_of_another_pod_is_looked_at_a_little_later(intake: Intake, tim
 
 def test_many_events_of_other_pods_are_one_late_look(intake: Intake, time: _Time) -> None:
     for _ in range(100):
-        intake.mark_later(*NOTE)
+        intake.mark_after(*NOTE, LATER_SECONDS, "late-look")
     assert time.pending == 1
     time.pass_(LATER_SECONDS)
     assert taken(intake) == [(0, "late-look", "note", CLAIM_BATCH)]
@@ -195,21 +195,18 @@ def test_many_events_of_other_pods_are_one_late_look(intake: Intake, time: _Time
     assert time.pending == 0
 
 
-def test_no_late_look_comes_sooner_than_half_or_later_than_the_whole_of_its_time(intake: Intake, time: _Time) -> None:
-    """Even if looks of earlier events have started the ticking."""
+def test_each_queue_has_a_late_look_when_its_own_time_has_passed(intake: Intake, time: _Time) -> None:
     step = LATER_SECONDS / 10
     for tick in range(60):
-        intake.mark_later(0, f"p{tick}")
+        intake.mark_after(0, f"p{tick}", LATER_SECONDS, "late-look")
         time.pass_(step)
         waited = [tick + 1 - int(prefix[1:]) for _, _, prefix, _ in taken(intake)]
-        assert all(5 <= steps <= 10 for steps in waited), waited
-    time.pass_(LATER_SECONDS)
-    assert "p59" in {prefix for _, _, prefix, _ in taken(intake)}
+        assert waited == ([10] if tick >= 9 else [])
 
 
 def test_late_looks_begin_again_after_a_rest(intake: Intake, time: _Time) -> None:
     for _ in range(3):
-        intake.mark_later(*NOTE)
+        intake.mark_after(*NOTE, LATER_SECONDS, "late-look")
         time.pass_(LATER_SECONDS)
         assert taken(intake) == [(0, "late-look", "note", CLAIM_BATCH)]
         time.pass_(5)

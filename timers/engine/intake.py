@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -89,12 +90,9 @@ class Intake:
     ) -> None:
         self._call_later, self._is_limited = later, limited
         self._free, self._limited = self._lanes = _Lane(CLAIM_QUEUES), _Lane(LIMITED_QUEUES)
-        self._others: dict[Queue, float] = {}
-        self._aging: dict[Queue, float] = {}
         self._orphans: dict[Identity, int] = {}
         self._holds = 0
-        self._waiting: set[Queue] = set()
-        self._timer_set = False
+        self._waiting: set[tuple[int, str, str]] = set()
         self._touches = 0
 
     def mark(self, shard: int, prefix: str, number: int = 1) -> None:
@@ -116,18 +114,13 @@ class Intake:
         if lane.new.pop((shard, prefix), None):
             lane.old[shard, prefix] = dirty
 
-    def mark_later(self, shard: int, prefix: str) -> None:
-        """An event that hashes to another pod: claim a little later, once for all such events."""
-        if (shard, prefix) not in self._others:
-            self._others[shard, prefix] = time.monotonic()
-        if not self._timer_set:
-            self._set_timer()
-
-    def mark_after(self, shard: int, prefix: str, seconds: float) -> None:
-        """The queue's rate allows its next start after this many seconds."""
-        if (shard, prefix) not in self._waiting:
-            self._waiting.add((shard, prefix))
-            self._later(seconds, lambda: self._waited(shard, prefix))
+    def mark_after(self, shard: int, prefix: str, seconds: float, cause: str = "rate") -> None:
+        """Take everything that the queue has due after this many seconds, unless it is to be taken for this cause
+        before: when its rate allows the next start, or a little after events that hash to other pods."""
+        waiting = shard, prefix, cause
+        if waiting not in self._waiting:
+            self._waiting.add(waiting)
+            self._later(seconds, partial(self._waited, *waiting, time.monotonic()))
 
     def mark_orphan(self, shard: int, identity: Identity) -> None:
         """The lease of a run has expired: rescue the run."""
@@ -215,9 +208,9 @@ class Intake:
     def _lane(self, prefix: str) -> _Lane:
         return self._limited if self._is_limited(prefix) else self._free
 
-    def _waited(self, shard: int, prefix: str) -> None:
-        self._waiting.discard((shard, prefix))
-        self.mark_all(shard, prefix, "rate")
+    def _waited(self, shard: int, prefix: str, cause: str, known_at: float) -> None:
+        self._waiting.discard((shard, prefix, cause))
+        self.mark_all(shard, prefix, cause, known_at=known_at)
 
     def _release_orphans(self) -> None:
         self._holds -= 1
@@ -233,19 +226,6 @@ class Intake:
             has_orphans = lane is self._free and self._orphans and not self._holds
             if not (lane.new or lane.old or has_orphans):
                 lane.something.clear()
-
-    def _set_timer(self) -> None:
-        self._timer_set = True
-        self._later(LATER_SECONDS / 2, self._age)
-
-    def _age(self) -> None:
-        """Tick every half of the wait while something waits: what came in two ticks ago is due."""
-        for (shard, prefix), heard_at in self._aging.items():
-            self.mark_all(shard, prefix, "late-look", known_at=heard_at)
-        self._aging, self._others = self._others, {}
-        self._timer_set = False
-        if self._aging:
-            self._set_timer()
 
 
 def _next_queues(lane: _Lane) -> list[tuple[Queue, DirtyQueue]]:

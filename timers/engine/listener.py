@@ -9,7 +9,7 @@ from typing import Any, Final
 from timers.bare.watch import BareWatch
 from timers.engine.canary import Canary
 from timers.engine.hooks import Hooks
-from timers.engine.intake import Intake
+from timers.engine.intake import LATER_SECONDS, Intake
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.engine.sweeper import Sweeper
@@ -169,4 +169,4 @@ class Listener:
         if mine:
             self._intake.mark(shard, prefix, mine)
         if mine < len(ids):
-            self._intake.mark_later(shard, prefix)
+            self._intake.mark_after(shard, prefix, LATER_SECONDS, "late-look")
