@@ -91,34 +91,31 @@ class Claimer:
             for shard, identities in orphans.items():
                 await self._rescue(shard, identities)
             for asks in wanted:
-                await self._claim(asks)
+                await self._claim(asks, limited=limited)
         finally:
             self._asked -= asked
             self._runner.room_changed()
 
-    async def _claim(self, asks: Sequence[QueueClaim]) -> None:
-        """Claim from all queues in one call, but reserve the starts of those with fleet-wide limits before."""
+    async def _claim(self, asks: Sequence[QueueClaim], *, limited: bool) -> None:
+        """Claim from all queues in one call; if they have limits over the fleet, reserve the starts before."""
         shard, cause = asks[0].shard, asks[0].cause
         held_off = {ask.prefix: ms for ask in asks if (ms := self._runner.held_off_ms(ask.prefix))}
         for prefix, ms in held_off.items():
             self._intake.mark_after(shard, prefix, ms / 1000)
         if cause == "sweep":
             await self._block(shard, held_off)
-        limited = [ask for ask in asks if self._runner.limits_of(ask.prefix).over_fleet]
-        free = [ask for ask in asks if not self._runner.limits_of(ask.prefix).over_fleet]
-        if free:
-            most = self._most(free)
-            with self._asking(most):
-                claimed = await self._take(shard, most, free) if any(most.values()) else None
-                for ask in free:
-                    is_full = claimed is not None and most[ask.prefix] == ask.most and ask.prefix in claimed.more
-                    self._follow_up(ask, has_more=is_full)
+        most = {ask.prefix: min(ask.most, self._room_of(ask.prefix)) for ask in asks}
         if limited:
-            await self._claim_limited(shard, limited)
+            await self._claim_limited(shard, asks, most)
+            return
+        with self._asking(most):
+            claimed = await self._take(shard, most, asks) if any(most.values()) else None
+            for ask in asks:
+                is_full = claimed is not None and most[ask.prefix] == ask.most and ask.prefix in claimed.more
+                self._follow_up(ask, has_more=is_full)
 
-    async def _claim_limited(self, shard: int, asks: Sequence[QueueClaim]) -> None:
+    async def _claim_limited(self, shard: int, asks: Sequence[QueueClaim], most: Mapping[str, int]) -> None:
         """Reserve starts, claim as many timers, and give unused starts back: a round trip each for all queues."""
-        most = self._most(asks)
         with self._asking(most):
             reserved = await self._reserve({prefix: (self._runner.limits_of(prefix), n) for prefix, n in most.items()})
             places = await self._places(shard, reserved)
@@ -257,10 +254,6 @@ class Claimer:
         if not self._pod.owns(prefix) or self._pod.store.refusals.waits(prefix):
             return 0
         return max(self._runner.room_of(prefix) - self._asked_of[prefix], 0)
-
-    def _most(self, asks: Iterable[QueueClaim]) -> dict[str, int]:
-        """How many timers to ask each queue for."""
-        return {ask.prefix: min(ask.most, self._room_of(ask.prefix)) for ask in asks}
 
     @contextmanager
     def _asking(self, most: Mapping[str, int]) -> Iterator[None]:
