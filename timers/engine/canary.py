@@ -6,6 +6,7 @@ import time
 from typing import Final, Literal
 
 from timers.engine.pod import Pod
+from timers.engine.supervisor import repeat
 from timers.store import notifications
 from timers.store.cooperative import set_within
 
@@ -75,10 +76,7 @@ class Canary:
 
     async def run(self) -> None:
         """Judge over and over."""
-        while True:
-            await self._judge()
-            self._soon.clear()
-            await set_within(self._soon, self._pod.options.canary_every_seconds)
+        await repeat(self._judge, self._pod.options.canary_every_seconds, self._soon)
 
     async def _judge(self) -> None:
         self._heard.clear()

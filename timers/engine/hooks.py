@@ -15,10 +15,9 @@ from typing import Any, Final
 from timers.client.fleet import read_fleet
 from timers.core.durations import format_time
 from timers.core.hooks import ALARM, Hook, call_of, page_of
-from timers.engine.maintenance import repeat
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
-from timers.engine.supervisor import Services
+from timers.engine.supervisor import Services, repeat
 from timers.logs import get_logger
 from timers.store import alarms, outbox
 from timers.store.alarms import TEXTS, Alarm

@@ -4,13 +4,13 @@ nobody serves `unhandled`, and repairs indexes and counts. Each call is small, s
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Final
 
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
-from timers.engine.supervisor import Services
+from timers.engine.supervisor import Services, repeat
 from timers.logs import get_logger
 from timers.store import keys
 from timers.store.starts import add_starts
@@ -159,25 +159,12 @@ class Maintenance:
                 await asyncio.sleep(min(max(SHORTEST_REST_SECONDS, rest), LONGEST_REST_SECONDS))
                 began = time.monotonic()
 
-    async def report(self) -> None:
-        """Report every few seconds. While Redis is down it keeps counting."""
-        while True:
-            await asyncio.sleep(REPORT_SECONDS)
-            await self.report_starts()
-
     async def report_starts(self) -> None:
         """Add this pod's starts and failed attempts since the last time to those of the fleet, if there were any.
-        Raises Unavailable and then loses nothing."""
+        Raises Unavailable and then loses nothing: while Redis is down it keeps counting."""
         observer = self._pod.observer
         for root, numbers in ((keys.FIRED_ROOT, observer.starts), (keys.FAILED_ROOT, observer.failures)):
             counted = Counter(numbers)
             if counts := counted - self._reported[root]:
                 await add_starts(self._pod.store, counts, root)
                 self._reported[root] = counted
-
-
-async def repeat(work: Callable[[], Awaitable[None]], seconds: float) -> None:
-    """Do it, rest, and do it again."""
-    while True:
-        await work()
-        await asyncio.sleep(seconds)

@@ -3,13 +3,14 @@ open."""
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from timers.errors import ConfigurationError, Full, Unavailable
 from timers.logs import get_logger
 from timers.processor import Lifespan, Processor
+from timers.store.cooperative import set_within
 
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 0.5
@@ -25,6 +26,15 @@ _lifespans_log = get_logger("timers.lifespans")
 
 Services = Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
 """By name, what runs until it is cancelled. It keeps no state in a run that a restart must not lose."""
+
+
+async def repeat(work: Callable[[], Awaitable[None]], seconds: float, soon: asyncio.Event | None = None) -> None:
+    """Do it, rest, and do it again; at once if `soon` is set."""
+    soon = soon or asyncio.Event()
+    while True:
+        soon.clear()
+        await work()
+        await set_within(soon, seconds)
 
 
 class Supervisor:

@@ -15,12 +15,12 @@ from timers.engine.hooks import Hooks
 from timers.engine.intake import Intake
 from timers.engine.leases import Leases
 from timers.engine.listener import Listener
-from timers.engine.maintenance import Maintenance
+from timers.engine.maintenance import REPORT_SECONDS, Maintenance
 from timers.engine.peers import Peers
 from timers.engine.pod import Observer, Pod, WorkerOptions
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
-from timers.engine.supervisor import Lifespans, Supervisor, ThreadSupervisor
+from timers.engine.supervisor import Lifespans, Supervisor, ThreadSupervisor, repeat
 from timers.engine.sweeper import Sweeper
 from timers.errors import ConfigurationError
 from timers.logs import get_logger
@@ -116,7 +116,8 @@ class Worker:
             }
         )
         # What runs until the last end is written.
-        self._ending = Supervisor({"settler": self._runs.settle, "reporter": maintenance.report})
+        reporter = partial(repeat, maintenance.report_starts, REPORT_SECONDS)
+        self._ending = Supervisor({"settler": self._runs.settle, "reporter": reporter})
         self._leasing = ThreadSupervisor(Leases(pod, self._runs, self.runner).services)
 
     def _build_peers(
