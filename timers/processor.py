@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple
@@ -235,7 +235,10 @@ class Registry:
         self._by_prefix: dict[str, Processor] = {}
         self.only = tuple(only)
         """What the pod is limited to; empty for no limit."""
-        self._known: dict[str, Processor | None] = {}
+        # Callers can invent any number of prefixes.
+        self.match = lru_cache(100_000)(self._search)
+        """The processor of this pod with the longest prefix that serves a prefix; None if this pod has none, or is
+        limited to other prefixes. Another pod may have a longer one."""
         for found in processors:
             self._add(found)
 
@@ -245,16 +248,6 @@ class Registry:
             raise ConfigurationError(
                 f"two processors for the prefix {added.prefix!r}: {present.origin} and {added.origin}; remove one"
             )
-
-    def match(self, prefix: str) -> Processor | None:
-        """The processor of this pod with the longest prefix that serves `prefix`; None if this pod has none, or is
-        limited to other prefixes. Another pod may have a longer one."""
-        if prefix not in self._known:
-            # Callers can invent any number of prefixes, so a cache that is full is emptied.
-            if len(self._known) >= 100_000:
-                self._known.clear()
-            self._known[prefix] = self._search(prefix)
-        return self._known[prefix]
 
     def _search(self, prefix: str) -> Processor | None:
         if self.only and owner(prefix, self.only) is None:
