@@ -36,7 +36,7 @@ def test_the_parts_of_a_bar_stand_on_each_other_and_within_the_picture() -> None
 
 def test_a_line_is_interrupted_where_values_are_missing() -> None:
     chart = charts.lines([("p50", [1, None, 2, 2]), ("p99", [None, None, 10, None])], ["now"], "all")
-    assert [(line.name, len(line.points.split())) for line in chart.lines] == [
+    assert [(name, len(points.split())) for name, points in chart.lines] == [
         ("p50", 2),
         ("p50", 4),
         ("p99", 2),

@@ -6,7 +6,7 @@ import os
 import sys
 import termios
 import tty
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -23,12 +23,12 @@ from timers.client.feed import Event, event_json
 from timers.core.durations import in_units
 from timers.core.fields import check_prefix
 from timers.core.model import Status, Timer
-from timers.dashboard.overview import Now, health, read_now
+from timers.dashboard.overview import Seen, health, read_seen
 from timers.dashboard.render import clock
 from timers.errors import Unavailable
 from timers.store.filters import Filter
 from timers.store.queries import Ending, endings
-from timers.store.starts import Ring, next_timers, past_starts, quantiles_ms, total
+from timers.store.starts import next_timers, quantiles_ms, total
 from timers.store.store import Store
 
 POLL_SECONDS: Final = 1.0
@@ -99,8 +99,7 @@ class _Snapshot:
     """The results of one poll."""
 
     now_ms: int
-    now: Now
-    fired: Mapping[str, Ring]
+    overview: Seen
     coming: Sequence[Timer]
     failures: Sequence[tuple[str, Ending]]
 
@@ -167,8 +166,7 @@ async def _poll(client: TimerClient, store: Store, prefix: str | None) -> _Snaps
     ]
     return _Snapshot(
         now_ms=await store.now_ms(),
-        now=await read_now(store, stats),
-        fired=await past_starts(store),
+        overview=await read_seen(store, stats),
         coming=await next_timers(store, ROWS, Filter(prefix=prefix)),
         failures=sorted(failures, key=lambda failure: -failure[1].at_ms)[:ROWS],
     )
@@ -185,16 +183,15 @@ def _page(
     if trouble:
         parts.append(Text(cell(trouble), style=_STYLES["bad"]))
     if seen is not None:
-        parts += _health_lines(seen, prefix, console.width)
+        parts += _health_lines(seen.overview, prefix, console.width)
         left = console.height - len(console.render_lines(Group(*parts)))
         rows = max(1, (left - HEADINGS) // 2)
         parts += [Text(), _due_next(seen, rows), Text(), _failed(seen, rows)]
     return Group(*parts)
 
 
-def _health_lines(seen: _Snapshot, prefix: str | None, width: int) -> Sequence[RenderableType]:
-    by_status = {status: sum(counts.get(status, 0) for counts in seen.now.stats.counts.values()) for status in Status}
-    found = health(seen.now, by_status, None if prefix is None else prefix.__eq__)
+def _health_lines(seen: Seen, prefix: str | None, width: int) -> Sequence[RenderableType]:
+    found = health(seen, None if prefix is None else prefix.__eq__)
     rate = [sum(counts.values()) for counts in seen.fired["hour"].values()]
     late = quantiles_ms(total(seen.fired["hour"]))
     said = (
@@ -205,11 +202,11 @@ def _health_lines(seen: _Snapshot, prefix: str | None, width: int) -> Sequence[R
         Text(cell(found[0].said), style=_STYLES[found[0].level]),
         *(Text(f"  {cell(trouble.said)}") for trouble in found[1:]),
         Text(),
-        Text("   ".join(f"{status} {n:,}" for status, n in by_status.items())),
+        Text("   ".join(f"{status} {n:,}" for status, n in seen.stats.by_status.items())),
         Text(),
         Text(f"fired a minute  {rate[-2]:,}; {rate[-1]:,} in this one{whole}   late in the last hour  {said}"),
         Text(f"{_sparks(rate)[-max(1, width - len(_HOUR)) :]}{_HOUR}", style="cyan"),
-        Text(f"overdue  {in_units(seen.now.stats.overdue_ms)}   notifications  {seen.now.stats.notifications}"),
+        Text(f"overdue  {in_units(seen.stats.overdue_ms)}   notifications  {seen.stats.notifications}"),
     ]
 
 

@@ -160,6 +160,11 @@ class Stats:
         return self.fleet.roster.by_name
 
     @property
+    def by_status(self) -> Mapping[Status, int]:
+        """How many timers have each status."""
+        return {status: sum(counted.get(status, 0) for counted in self.counts.values()) for status in Status}
+
+    @property
     def lateness_ms(self) -> Lateness:
         """`p50`, `p99` and `max` over all pods' starts of the last minutes; None without any."""
         total: Counter[int] = Counter()
@@ -175,11 +180,8 @@ class Stats:
 
     def to_json(self) -> StatsAnswer:
         """The state as the API shows it."""
-        total: Counter[Status] = Counter()
-        for counted in self.counts.values():
-            total.update(counted)
         return {
-            "by_status": by_name(total),
+            "by_status": by_name(self.by_status),
             "by_prefix": {prefix: by_name(self.counts[prefix]) for prefix in sorted(self.counts)},
             "lateness_ms": self.lateness_ms,
             "overdue_ms": self.overdue_ms,

@@ -11,37 +11,24 @@ Series = tuple[str, Sequence[int]]
 
 
 class Bar(NamedTuple):
-    """One bar, or a part of it. `name` is its series."""
+    """One bar, or a part of it. `name` is its series. `said` is shown when the pointer is on it."""
 
     name: str
     x: float
     y: float
     width: float
     height: float
-
-
-class Hit(NamedTuple):
-    """From `x` on over the whole height: where `said` is shown when the pointer is on it."""
-
-    x: float
-    width: float
-    said: str
-
-
-class Polyline(NamedTuple):
-    """A piece of a line, from one hole to the next. `name` is its series."""
-
-    name: str
-    points: str
+    said: str = ""
 
 
 class Chart(NamedTuple):
-    """A chart of `bars` or of `lines`. `top` is the number at its upper edge, `labels` stand under it from left to
-    right, `names` are its series, and `said` is all of it in words."""
+    """A chart of `bars` or of `lines`. `hits` have the whole height of a place and what is said there. A line is its
+    series and the points of a piece, from one hole to the next. `top` is the number at the upper edge, `labels` stand
+    under it from left to right, `names` are its series, and `said` is all of it in words."""
 
     bars: Sequence[Bar]
-    hits: Sequence[Hit]
-    lines: Sequence[Polyline]
+    hits: Sequence[Bar]
+    lines: Sequence[tuple[str, str]]
     top: int
     labels: Sequence[str]
     names: Sequence[str]
@@ -59,14 +46,14 @@ def bars(series: Sequence[Series], said: Sequence[str], labels: Sequence[str], s
             if height := value and min(floor, max(1.0, round(HEIGHT * value / top, 1))):
                 floor = round(floor - height, 1)
                 made.append(Bar(name, round((i + 0.1) * step, 1), floor, round(step * 0.8, 1), height))
-    hits = [Hit(round(i * step, 1), round(step, 1), text) for i, text in enumerate(said)]
+    hits = [Bar("hit", round(i * step, 1), 0, round(step, 1), HEIGHT, text) for i, text in enumerate(said)]
     return Chart(made, hits, (), top, labels, [name for name, _ in series], summary)
 
 
 def lines(series: Sequence[tuple[str, Sequence[int | None]]], labels: Sequence[str], summary: str) -> Chart:
     """A chart with a line for each series. None leaves a hole."""
     top = nice(max((value for _, values in series for value in values if value is not None), default=0))
-    pieces = [Polyline(name, points) for name, values in series for points in _pieces(values, top)]
+    pieces = [(name, points) for name, values in series for points in _pieces(values, top)]
     return Chart((), (), pieces, top, labels, [name for name, _ in series], summary)
 
 

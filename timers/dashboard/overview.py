@@ -62,21 +62,16 @@ class Trouble(NamedTuple):
     called: str = ""
 
 
-class Now(NamedTuple):
-    """What tells whether all is well. `paused` are paused prefixes with due timers, `failing` says why timers of a
-    prefix fail and are tried again, and `calls` does so for the service's own: calls of hooks, messages of alarms."""
+class Seen(NamedTuple):
+    """What tells whether all is well, and what was fired. `paused` are paused prefixes with due timers, `failing` says
+    why timers of a prefix fail and are tried again, and `calls` does so for the service's own: calls of hooks, messages
+    of alarms."""
 
     stats: Stats
-    is_full: bool = False
-    paused: Sequence[str] = ()
-    failing: Sequence[tuple[str, str]] = ()
-    calls: Sequence[tuple[str, str]] = ()
-
-
-class Seen(NamedTuple):
-    """What the page is made from."""
-
-    now: Now
+    is_full: bool
+    paused: Sequence[str]
+    failing: Sequence[tuple[str, str]]
+    calls: Sequence[tuple[str, str]]
     fired: Mapping[str, Ring]
     failed: Mapping[str, Ring]
     ringing: Sequence[alarms.Alarm]
@@ -85,14 +80,12 @@ class Seen(NamedTuple):
 FINE: Final = "All is well."
 
 
-def health(
-    seen: Now, by_status: Mapping[Status, int], visible: Visible | None, *, is_empty: bool = False
-) -> list[Trouble]:
+def health(seen: Seen, visible: Visible | None, *, is_empty: bool = False) -> list[Trouble]:
     """What an operator should know, the worst first, and what is wrong now before what failed in the past; without
     figures over all prefixes for whoever sees only some. If nothing is wrong, one sentence of the level `ok`."""
     found = [*_bad(seen, visible), *_warnings(seen, visible)]
     for status, why in ((Status.UNHANDLED, ": no pod ran the processor they need."), (Status.FAILED, " for good.")):
-        if n := by_status[status]:
+        if n := seen.stats.by_status[status]:
             found.append(Trouble("warn", f"{n} {status}{why}", "/ui/failed", "Failures"))
     if found:
         return found
@@ -103,7 +96,7 @@ def health(
     return [Trouble("ok", f"{FINE} Timers fire on time. {on_time}")]
 
 
-def _bad(seen: Now, visible: Visible | None) -> Iterator[Trouble]:
+def _bad(seen: Seen, visible: Visible | None) -> Iterator[Trouble]:
     stats = seen.stats
     server = ("/ui/server", "Server") if visible is None else ("", "")
     if stats.losses and visible is not None:
@@ -122,7 +115,7 @@ def _bad(seen: Now, visible: Visible | None) -> Iterator[Trouble]:
         yield Trouble("bad", f"Timers are late: the oldest has been due for {since}.", where, "Due timers")
 
 
-def _warnings(seen: Now, visible: Visible | None) -> Iterator[Trouble]:
+def _warnings(seen: Seen, visible: Visible | None) -> Iterator[Trouble]:
     stats, unserved = seen.stats, seen.stats.fleet.unserved
     works = any(pod.works for pod in stats.pods)
     for prefix, said in seen.failing:
@@ -169,11 +162,7 @@ class OverviewPage:
         refuse_query(request)
         visible, now_ms = visible_to(request), round(self._parts.store.clock.now_ms())
         seen = await self._seen(visible)
-        stats = seen.now.stats
-        by_status = dict.fromkeys(Status, 0)
-        for counts in stats.counts.values():
-            for status, n in counts.items():
-                by_status[status] += n
+        stats, by_status = seen.stats, seen.stats.by_status
         rings = [fired_charts(name, ring, seen.failed[name]) for name, ring in seen.fired.items()]
         wanted = Filter().seen_by(visible)
         is_empty = not any(by_status.values()) and not any(ring["total"] for ring in rings)
@@ -186,7 +175,7 @@ class OverviewPage:
             title="Overview",
             section="overview",
             now_ms=now_ms,
-            health=health(seen.now, by_status, visible, is_empty=is_empty),
+            health=health(seen, visible, is_empty=is_empty),
             alarms=seen.ringing,
             by_status=by_status,
             stats=stats,
@@ -220,32 +209,29 @@ class OverviewPage:
         if visible is None:
             return seen
         stats = await self._parts.client.stats(visible=visible)
-        now = seen.now._replace(stats=stats, failing=await _failing(self._parts.store, stats))
-        return Seen(now, {}, {}, [])
+        failing = await _failing(self._parts.store, stats)
+        return seen._replace(stats=stats, failing=failing, fired={}, failed={}, ringing=[])
 
     async def _read(self) -> Seen:
-        store = self._parts.store
-        return Seen(
-            await read_now(store, await read_stats(store, by_prefix=False)),
-            await past_starts(store),
-            await past_starts(store, keys.FAILED_ROOT),
-            await alarms.active(store),
-        )
+        return await read_seen(self._parts.store, await read_stats(self._parts.store, by_prefix=False))
 
     async def _loaded(self, scope: Scope) -> tuple[Sequence[int], bool]:
         visible = None if scope.is_everything else scope.covers
         return await due_load(self._parts.store, step_ms=HOUR_MS, steps=24, wanted=Filter().seen_by(visible))
 
 
-async def read_now(store: Store, stats: Stats) -> Now:
-    """What else tells whether all is well. Raises Unavailable."""
+async def read_seen(store: Store, stats: Stats) -> Seen:
+    """What there is to see beside the figures. Raises Unavailable."""
     paused = {due.prefix for due in stats.fleet.due if due.kind == "blocked" and not is_own(due.prefix)}
-    return Now(
+    return Seen(
         stats,
         await is_full(store.connections.commands),
         sorted(paused.intersection(await queries.paused(store) if paused else ())),
         await _failing(store, stats),
         await _failing_calls(store, stats.fleet.roster),
+        await past_starts(store),
+        await past_starts(store, keys.FAILED_ROOT),
+        await alarms.active(store),
     )
 
 
