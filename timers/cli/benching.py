@@ -13,7 +13,7 @@ import typer
 
 from timers import logs
 from timers.app import collect_garbage_rarely
-from timers.cli.shared import Format, Output, run, show
+from timers.cli.shared import Output, run, show
 from timers.client import BATCH_LIMIT, TimerClient
 from timers.core.durations import DAY_MS
 from timers.core.fields import OWN_PREFIXES
@@ -45,14 +45,14 @@ app = typer.Typer()
 def bench(
     timers: Annotated[int, typer.Option(min=1, max=100_000, help="Timers in each measurement.")] = 2_000,
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Length of the lateness measurement.")] = 10.0,
-    output: Output = Format.TABLE,
+    output: Output = "table",
 ) -> None:
     """Measure this server: round trips, arming, lateness, a burst. The timers have their own prefix and are removed at
     the end. While it measures, this process is a pod like any other."""
     logs.configure("console", "warning")
     collect_garbage_rarely()
     measured = run(lambda client, store: _measured(_Bench(client, store, timers), seconds))
-    if output is not Format.TABLE:
+    if output != "table":
         show(measured, output)
         return
     typer.echo(f"server: {measured['server']}; {measured['shards']} shards; {measured['other_pods']} other pods\n")

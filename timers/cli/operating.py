@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights, read_entries
 from timers.cli import URL_NAME
-from timers.cli.shared import ExactPrefix, Format, Of, OnlyOf, Output, cell, progress, run, show
+from timers.cli.shared import ExactPrefix, Of, OnlyOf, Output, cell, progress, run, show
 from timers.client import TimerClient
 from timers.client.actions import Replayed, arm_again, preview
 from timers.client.doctor import examine, unreachable
@@ -39,7 +39,7 @@ _EVERY_RIGHT: Final = ",".join(RIGHTS)
 @app.command()
 def init(
     shards: Annotated[str | None, typer.Option(metavar="N", help="Number of shards; default TIMERS_SHARDS.")] = None,
-    output: Output = Format.TABLE,
+    output: Output = "table",
 ) -> None:
     """Claim an empty db for the service. You can change the number of shards until the first timer is armed."""
 
@@ -52,12 +52,12 @@ def init(
 
 
 @prefixes.callback(invoke_without_command=True)
-def list_prefixes(context: typer.Context, of: Of = None, output: Output = Format.TABLE) -> None:
+def list_prefixes(context: typer.Context, of: Of = None, output: Output = "table") -> None:
     """List the prefixes that have timers, were declared, or are paused, and who runs them."""
     if context.invoked_subcommand is not None:
         return
     found = [view.to_json() for view in run(lambda client, _: client.prefixes(of))]
-    show([_prefix_row(view) for view in found] if output is Format.TABLE else found, output)
+    show([_prefix_row(view) for view in found] if output == "table" else found, output)
 
 
 def _prefix_row(view: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -74,21 +74,21 @@ def forget(prefix: ExactPrefix) -> None:
 
 
 @app.command()
-def pause(prefix: ExactPrefix, output: Output = Format.TABLE) -> None:
+def pause(prefix: ExactPrefix, output: Output = "table") -> None:
     """Start no more timers of a prefix. Runs in progress continue."""
     run(lambda client, _: client.pause(prefix))
     show({"prefix": prefix, "paused": True}, output)
 
 
 @app.command()
-def resume(prefix: ExactPrefix, output: Output = Format.TABLE) -> None:
+def resume(prefix: ExactPrefix, output: Output = "table") -> None:
     """Start the timers of a paused prefix again."""
     run(lambda client, _: client.resume(prefix))
     show({"prefix": prefix, "paused": False}, output)
 
 
 @app.command()
-def pods(output: Output = Format.TABLE) -> None:
+def pods(output: Output = "table") -> None:
     """List the live pods."""
     show([pod.to_json() for pod in run(lambda client, _: client.pods())], output)
 
@@ -99,11 +99,11 @@ def doctor(
         bool, typer.Option("--fix", help="Switch on missing notification flags; repair indexes and counts.")
     ] = False,
     acknowledge: Annotated[bool, typer.Option("--acknowledge", help="End the warnings about lost data.")] = False,
-    output: Output = Format.TABLE,
+    output: Output = "table",
 ) -> None:
     """Check the server, the data and the pods, and say what to do. Exits with 1 if a check fails."""
     checks = asyncio.run(_examined(fix=fix, acknowledge=acknowledge))
-    if output is Format.TABLE:
+    if output == "table":
         _show_checks(checks)
     else:
         show([check.to_json() for check in checks], output)
@@ -145,7 +145,7 @@ def replay(
     completed: Annotated[bool, typer.Option("--completed", help="Also run completed timers once more.")] = False,
     rate: Annotated[str, typer.Option(metavar="RATE", help="How fast: 50/s, 100/m …")] = "100/s",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run, and when.")] = False,
-    output: Output = Format.TABLE,
+    output: Output = "table",
 ) -> None:
     """Run timers again that failed, became unhandled or were skipped, and were due in a window of time."""
     window = _window(prefix, since, until)
@@ -177,7 +177,7 @@ def _window(prefix: str | None, since: str, until: str) -> Filter:
 
 
 @app.command()
-def config(context: typer.Context, output: Output = Format.TABLE) -> None:
+def config(context: typer.Context, output: Output = "table") -> None:
     """Show the settings in effect, where each comes from, and the processors found. Exit with 1 if some cannot be
     loaded."""
     settings = load_settings()
@@ -187,7 +187,7 @@ def config(context: typer.Context, output: Output = Format.TABLE) -> None:
         processors, failed = _processors(settings), None
     except ConfigurationError as error:
         processors, failed = [], error
-    if output is Format.TABLE:
+    if output == "table":
         show(rows, output)
         typer.echo()
         show(processors, output)
@@ -253,7 +253,7 @@ def make(
     entry_only: Annotated[
         bool, typer.Option("--entry-only", help="Do not store it in Redis; you put its entry into TIMERS_API_KEYS.")
     ] = False,
-    output: Output = Format.TABLE,
+    output: Output = "table",
 ) -> None:
     """Make a key, and show it this one time. Every pod accepts it within two seconds."""
     scope = Scope.parse(_parts(prefix or ["*"]))
@@ -275,7 +275,7 @@ def _what_next(kept: ApiKey, entry_only: bool) -> str:
 
 
 @keys.command("ls")
-def list_keys(output: Output = Format.TABLE) -> None:
+def list_keys(output: Output = "table") -> None:
     """List the keys in Redis, and those of this environment's TIMERS_API_KEYS."""
     show(run(_listed), output)
 

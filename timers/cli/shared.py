@@ -5,8 +5,7 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import typer
 
@@ -40,23 +39,16 @@ def run(act: Callable[[TimerClient, Store], Awaitable[T]], **options: str | None
     return asyncio.run(opened())
 
 
-class Format(StrEnum):
-    """The values of `-o`."""
-
-    TABLE = "table"
-    JSON = "json"
-    JSONL = "jsonl"
-
-
+Format = Literal["table", "json", "jsonl"]
 Output = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 
 
 def show(data: Any, form: Format) -> None:
     """Show lines of text, records with the same fields, or one record. For people: lines, the rows of a table, or a
     line for each field. For programs: JSON, or for `jsonl` each on one line."""
-    if form is Format.JSON:
+    if form == "json":
         typer.echo(json.dumps(data, indent=2))
-    elif form is Format.JSONL:
+    elif form == "jsonl":
         for each in data if isinstance(data, list) else [data]:
             typer.echo(json.dumps(each))
     else:

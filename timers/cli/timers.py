@@ -82,7 +82,7 @@ class Selection:
     due_before: DueBefore = None
     dry_run: DryRun = False
     yes: Yes = False
-    output: Output = Format.TABLE
+    output: Output = "table"
 
     @property
     def filter(self) -> Filter:
@@ -167,7 +167,7 @@ def create(
     batch: Annotated[
         str | None, typer.Option(metavar="FILE|-", help="Arm all timers in a file: the API's JSON, or one per line.")
     ] = None,
-    output: Output = Format.TABLE,
+    output: Output = "table",
 ) -> None:
     """Arm a timer, or many with --batch. Exit with 1 if any was refused."""
     given = {
@@ -332,7 +332,7 @@ def get(
     explain: Annotated[
         bool, typer.Option("--explain", help="Explain why it was late, ran twice or did not run.")
     ] = False,
-    output: Output = Format.TABLE,
+    output: Output = "table",
 ) -> None:
     """Show a timer."""
 
@@ -348,7 +348,7 @@ def get(
 
 
 @app.command()
-def fire(prefix: OnePrefix, id: OneId, output: Output = Format.TABLE) -> None:
+def fire(prefix: OnePrefix, id: OneId, output: Output = "table") -> None:
     """Make a scheduled timer due now."""
     show(run(lambda client, _: client.fire(prefix, id)).to_json(), output)
 
@@ -407,27 +407,27 @@ def ls(
     due_before: DueBefore = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Timers per page, up to 1000.")] = 100,
     cursor: Annotated[str | None, typer.Option(metavar="CURSOR", help="Continue where a page ended.")] = None,
-    output: Output = Format.TABLE,
+    output: Output = "table",
 ) -> None:
     """List timers page by page: running ones first, then by due time."""
     wanted = {"prefix": prefix, "status": status, "tag": tag, "due_after": due_after, "due_before": due_before}
     asked = PageRequest.parse({**wanted, "limit": limit, "cursor": cursor})
     found = run(lambda client, _: client.page(asked))
     shown = [timer.to_json() for timer in found.items]
-    if output is Format.JSON:
+    if output == "json":
         show({"items": shown, "next_cursor": found.next_cursor}, output)
         return
-    narrow = output is Format.TABLE
+    narrow = output == "table"
     show([{name: timer[name] for name in _COLUMNS} for timer in shown] if narrow else shown, output)
     if found.next_cursor is not None:
         typer.echo(f"timers: there are more timers; continue with --cursor {found.next_cursor}", err=True)
 
 
 @app.command()
-def stats(prefix: Of = None, output: Output = Format.TABLE) -> None:
+def stats(prefix: Of = None, output: Output = "table") -> None:
     """Show counts, lateness, the age of the oldest overdue timer, and whether notifications arrive."""
     found = run(lambda client, _: client.stats(prefix)).to_json()
-    if output is not Format.TABLE:
+    if output != "table":
         show(found, output)
         return
     late = found["lateness_ms"]

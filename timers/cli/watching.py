@@ -67,9 +67,7 @@ def watch(prefix: PrefixOption = None, output: Annotated[Format | None, typer.Op
             await _show(client, store, console, prefix if prefix is None else check_prefix(prefix))
             return
         async for event in client.events(prefix):
-            typer.echo(
-                _line_of(event) if output is Format.TABLE or console.is_terminal else json.dumps(_as_object(event))
-            )
+            typer.echo(_line_of(event) if output == "table" or console.is_terminal else json.dumps(_as_object(event)))
             sys.stdout.flush()
 
     try:
