@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Self, get_args
 
 from timers.core.fields import PREFIXES_RULE, check_prefixes, covers
+from timers.core.limits import Rate
 from timers.errors import InvalidInput
-from timers.processor import Rate
 
 Right = Literal["read", "write", "operate"]
 

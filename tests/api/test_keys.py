@@ -15,8 +15,8 @@ from tests.api.keyed import new_key
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.auth import FRESH_SECONDS, Auth
 from timers.api.stream import END_SECONDS, LOOK_SECONDS
+from timers.core.limits import Rate
 from timers.embedded import EmbeddedServer
-from timers.processor import Rate
 from timers.store.callers import Callers
 
 HEADERS, KEY = new_key()

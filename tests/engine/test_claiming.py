@@ -9,11 +9,12 @@ import pytest
 
 from tests.engine.fleet import options_of, until
 from timers import Context, Timer
+from timers.core.limits import NO_LIMITS, Limits
 from timers.engine.claimer import ROUNDS, Claimer
 from timers.engine.intake import CLAIM_BATCH, Intake
 from timers.engine.pod import Pod
 from timers.errors import Unavailable
-from timers.processor import NO_LIMITS, Limits, Registry, processor
+from timers.processor import Registry, processor
 from timers.store.connect import connect
 from timers.store.permits import Permit
 from timers.store.store import Claimed, Identity, Store

@@ -16,7 +16,7 @@ from timers.client.doctor import examine
 from timers.client.fleet import read_fleet, read_stats, read_story
 from timers.core.model import Status
 from timers.core.spec import NewTimer
-from timers.dashboard.overview import Now, health
+from timers.dashboard.overview import health, read_seen
 from timers.errors import RedisRights
 from timers.store import refusals
 from timers.store.connect import connect
@@ -147,7 +147,7 @@ async def test_a_prefix_without_rights_holds_up_no_other_without_notifications(
     said = await _said(fleet)
     timer = await fleet.client.get("lost", "x0")
     assert said in (await read_story(fleet.store, timer))[-1]
-    troubles = health(Now(await read_stats(fleet.store)), dict.fromkeys(Status, 0), None)
+    troubles = health(await read_seen(fleet.store, await read_stats(fleet.store)), None)
     assert any(said in trouble.said for trouble in troubles)
     pods = next(check for check in await examine(fleet.store, wait_seconds=0.01) if check.name == "pods")
     assert pods.level == "fail"

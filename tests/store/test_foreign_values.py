@@ -20,8 +20,8 @@ from tests.store.acts import (
     put_list,
     settle,
 )
+from timers.core.limits import Limits, Rate
 from timers.core.model import Status, Timer
-from timers.processor import Limits, Rate
 from timers.store import keys, queries
 from timers.store.callers import Callers
 from timers.store.filters import Filter

@@ -6,8 +6,8 @@ import hmac
 import pytest
 
 from timers.access import ALL_PREFIXES, ApiKey, KeyRing, Scope, make_key, parse_rights, read_entries
+from timers.core.limits import Rate
 from timers.errors import InvalidInput
-from timers.processor import Rate
 
 READ = parse_rights(["read"])
 DIGEST = hashlib.sha256(b"x").hexdigest()

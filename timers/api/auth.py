@@ -22,9 +22,9 @@ from timers.api.credentials import Sessions, is_read_only
 from timers.api.operations import DASHBOARD, Operation, operation_of
 from timers.client import TimerClient
 from timers.core.fields import check_id, is_prefix
+from timers.core.limits import Rate
 from timers.errors import Denied, Forbidden, InvalidInput, NotFound, RateLimited, Unauthorized, Unavailable, shown
 from timers.logs import get_logger
-from timers.processor import Rate
 from timers.store.callers import REVOKED, Callers, Quota
 from timers.store.cooperative import CachedRead
 from timers.store.filters import Visible

@@ -16,9 +16,10 @@ from timers.client import TimerClient
 from timers.client.actions import Replayed, arm_again, preview
 from timers.client.doctor import examine, unreachable
 from timers.core.durations import DAY_MS, Duration
+from timers.core.limits import Rate
 from timers.embedded import reachable_url
 from timers.errors import ConfigurationError, InvalidInput, Unavailable
-from timers.processor import Rate, Registry, find
+from timers.processor import Registry, find
 from timers.settings import LENGTHLESS, SETTING_NAMES, Settings, load_settings, load_worker_settings, setting_origins
 from timers.store.callers import REVOKED, Callers
 from timers.store.checkup import Check

@@ -26,10 +26,10 @@ from timers.core.decide import was_skipped
 from timers.core.durations import format_time
 from timers.core.fields import AnyDuration, StrictModel, Time, check_id, check_prefix, is_own
 from timers.core.hooks import ids_of_calls
+from timers.core.limits import Rate
 from timers.core.model import Status, Timer
 from timers.core.spec import TimerChange
 from timers.errors import FieldError, InvalidInput, TimersError, Unavailable, shown
-from timers.processor import Rate
 from timers.store.filters import Filter
 from timers.store.listing import check_cursor, read_page, read_pages
 from timers.store.store import Store

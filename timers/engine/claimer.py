@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import Final
 
+from timers.core.limits import Limits
 from timers.engine.intake import BACKLOG, CLAIM_BATCH, HOLD_SECONDS, Intake, QueueClaim
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import named
 from timers.errors import Unavailable
 from timers.logs import get_logger
-from timers.processor import Limits
 from timers.store.cooperative import side_by_side
 from timers.store.permits import Permit, Reservation
 from timers.store.store import Claimed, Identity

@@ -18,6 +18,7 @@ from timers.core.calls import Timers
 from timers.core.clock import Later
 from timers.core.decide import Transition, decide, exhausted, missed
 from timers.core.durations import to_datetime
+from timers.core.limits import Limits
 from timers.core.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze, kept_result
 from timers.engine.failure import failure, plain, text_of, where
 from timers.engine.pod import Pod
@@ -26,7 +27,7 @@ from timers.engine.spans import end_span
 from timers.engine.supervisor import Lifespans
 from timers.engine.threads import Threads, ThreadTimers
 from timers.logs import get_logger, running
-from timers.processor import BlockingContext, Context, Limits
+from timers.processor import BlockingContext, Context
 from timers.store.permits import Permit
 from timers.store.starts import FAILED, RETRIED
 from timers.store.store import Claimed, Identity, Settlement

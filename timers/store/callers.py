@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
+from timers.core.limits import Rate
 from timers.errors import Unavailable
-from timers.processor import Rate
 from timers.store import keys
 from timers.store.scripts import Argument, reachable, read
 from timers.store.store import Arming, Reply, Store
