@@ -95,7 +95,6 @@ class Counts:
         self.next_cursor = later.next_cursor
 
     def to_json(self) -> ActionAnswer:
-        """The counts as the API shows them."""
         return {
             "matched": self.matched,
             "done": self.done,
@@ -289,7 +288,6 @@ class Replayed:
     result: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As the command line shows it."""
         return {
             "prefix": self.timer.prefix,
             "id": self.timer.id,

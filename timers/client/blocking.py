@@ -127,7 +127,6 @@ class BlockingTimerClient(BlockingTimers):
     resume = _waiting(TimerClient.resume)
 
     def iterate(self, **wanted: Unpack[FilterFields]) -> Iterator[Timer]:
-        """As TimerClient.iterate."""
         page = self.list(**wanted)
         yield from page.items
         while page.next_cursor is not None:
@@ -135,7 +134,6 @@ class BlockingTimerClient(BlockingTimers):
             yield from page.items
 
     def events(self, prefix: str | None = None) -> Iterator[Event]:
-        """As TimerClient.events."""
         events = self._here().events(prefix)
         while (event := _on_the_loop(_next(events))) is not None:
             yield event

@@ -64,7 +64,6 @@ Changes = Callable[[Callable[[Change | None], None]], Awaitable[None]]
 
 
 def change_json(change: Change) -> ChangeAnswer:
-    """A change as the API shows it."""
     return {
         "prefix": change.prefix,
         "id": change.id,
@@ -80,7 +79,6 @@ def change_json(change: Change) -> ChangeAnswer:
 
 
 def event_json(event: Event) -> tuple[str, dict[str, Any]]:
-    """An event's name and data as the API shows them."""
     match event:
         case Change():
             return "change", {**change_json(event)}

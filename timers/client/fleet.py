@@ -126,7 +126,6 @@ class PrefixView:
         return self.processor is not None and not self.pods
 
     def to_json(self) -> PrefixAnswer:
-        """The prefix as the API shows it."""
         declared = self.declaration
         return {
             "prefix": self.prefix,
@@ -156,7 +155,6 @@ class Stats:
 
     @property
     def pods(self) -> Sequence[Member]:
-        """The live pods by name."""
         return self.fleet.roster.by_name
 
     @property
@@ -179,7 +177,6 @@ class Stats:
         return max(states, key=DELIVERY_STATES.index, default=DELIVERY_STATES[-1])
 
     def to_json(self) -> StatsAnswer:
-        """The state as the API shows it."""
         return {
             "by_status": by_name(self.by_status),
             "by_prefix": {prefix: by_name(self.counts[prefix]) for prefix in sorted(self.counts)},

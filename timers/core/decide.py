@@ -36,7 +36,6 @@ class Transition(NamedTuple):
 
     @property
     def note(self) -> str:
-        """The cause in English."""
         return in_english(*self.cause)
 
 

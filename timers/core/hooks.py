@@ -79,7 +79,6 @@ class Hook(NamedTuple):
         return [NAMES[letter] for letter in self.letters]
 
     def covers(self, prefix: str) -> bool:
-        """Whether the hook is about timers of this prefix."""
         return covers(self.pattern, prefix)
 
 

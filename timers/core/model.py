@@ -120,11 +120,9 @@ class HistoryEntry(NamedTuple):
 
     @property
     def at(self) -> datetime:
-        """When, as an aware UTC datetime."""
         return to_datetime(self.at_ms)
 
     def to_json(self) -> HistoryAnswer:
-        """The entry as the API shows it."""
         shown: HistoryAnswer = {
             "at": format_time(self.at_ms),
             "status": self.status._value_,
@@ -150,11 +148,9 @@ class Lease:
 
     @property
     def expires_at(self) -> datetime:
-        """The end of the lease as an aware UTC datetime."""
         return to_datetime(self.expires_ms)
 
     def to_json(self) -> LeaseAnswer:
-        """The lease as the API shows it."""
         return {"pod": self.pod, "expires_at": format_time(self.expires_ms)}
 
 
@@ -282,7 +278,6 @@ class Timer(NamedTuple):
 
     @property
     def due_at(self) -> datetime:
-        """When it is due."""
         return to_datetime(self.due_ms)
 
     @property

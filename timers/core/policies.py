@@ -13,6 +13,8 @@ from pydantic import (
     StrictBool,
     StrictInt,
     StrictStr,
+    TypeAdapter,
+    ValidationError,
     WithJsonSchema,
     model_validator,
 )
@@ -20,7 +22,7 @@ from pydantic import (
 from timers.core import shapes
 from timers.core.cron import check_cron, parse_timezone
 from timers.core.durations import Duration, parse_interval, parse_ms, parse_time
-from timers.core.fields import AnyDuration, DurationInput, StrictModel, Time, checked_duration
+from timers.core.fields import AnyDuration, DurationInput, StrictModel, Time, checked_duration, invalid_input
 from timers.core.shapes import LADDER_LIMIT
 from timers.errors import FieldError, InvalidInput, shown
 
@@ -37,21 +39,18 @@ def _checked_interval(value: object) -> DurationInput:
     return value if isinstance(value, str | int | float) else str(parsed)
 
 
+_LADDER: Final = TypeAdapter(tuple[AnyDuration, ...], config=ConfigDict(defer_build=True))
+
+
 def _checked_backoff(value: object) -> str | tuple[DurationInput, ...]:
     if isinstance(value, str) and value in ("exponential", "fixed"):
         return value
     if not isinstance(value, list | tuple) or not 1 <= len(value) <= LADDER_LIMIT:
         raise InvalidInput.of("", value, f"'exponential', 'fixed' or a list of 1 to {LADDER_LIMIT} durations")
-    steps: list[DurationInput] = []
-    errors: list[FieldError] = []
-    for position, step in enumerate(value):
-        try:
-            steps.append(checked_duration(step))
-        except InvalidInput as error:
-            errors += error.under(str(position)).errors
-    if errors:
-        raise InvalidInput(errors)
-    return tuple(steps)
+    try:
+        return _LADDER.validate_python(value)
+    except ValidationError as error:
+        raise invalid_input(error) from None
 
 
 def _checked_zone(value: str) -> str:
@@ -97,7 +96,6 @@ class RetryPolicy(StrictModel):
         return tuple(parse_ms(step) for step in self.backoff)
 
     def to_json(self) -> dict[str, Any]:
-        """The policy as the API shows it."""
         if isinstance(self.backoff, tuple):
             return {"backoff": list(self.backoff)}
         return self.model_dump()
@@ -129,7 +127,6 @@ class Repeat(StrictModel):
 
     @property
     def interval(self) -> Duration | None:
-        """The interval of `every`."""
         return None if self.every is None else parse_interval(self.every, "every")
 
     @property
@@ -138,7 +135,6 @@ class Repeat(StrictModel):
         return None if self.until is None else parse_time(self.until, "until")
 
     def to_json(self) -> dict[str, Any]:
-        """The cycle as the API shows it."""
         return self.model_dump(exclude_none=True)
 
 

@@ -36,6 +36,12 @@ def reference(name: str) -> Schema:
     return {"x-ref": name}
 
 
+def _text(kind: str, description: str, *examples: str, **more: Any) -> Schema:
+    """A text with a custom format."""
+    shown = {"examples": [*examples]} if examples else {}
+    return {"type": "string", "format": kind, "description": description, **shown, **more}
+
+
 STATUS: Final = choice("Status", "scheduled", "running", "completed", "failed", "unhandled", "cancelled")
 _LISTED: Final = choice("ListedStatus", *STATUS["enum"], "retrying")
 STATUSES: Final[Schema] = {
@@ -52,18 +58,12 @@ LIMIT: Final[Schema] = {
     "description": "timers per page; 100 by default",
     "examples": [100],
 }
-CURSOR: Final[Schema] = {
-    "type": "string",
-    "format": "timer-cursor",
-    "description": "where to continue: the `next_cursor` of the previous page",
-    "examples": ["WzEsInNlbmQtbWVzc2FnZSIsImR1ZSIsMCwiMTc5NTI5MTIwMDAwMCIsInVzZXItNDIiXQ"],
-}
-
-ACTION_CURSOR: Final[Schema] = {
-    "type": "string",
-    "format": "timer-action-cursor",
-    "description": "where to continue: the `next_cursor` of the previous call",
-}
+CURSOR: Final = _text(
+    "timer-cursor",
+    "where to continue: the `next_cursor` of the previous page",
+    "WzEsInNlbmQtbWVzc2FnZSIsImR1ZSIsMCwiMTc5NTI5MTIwMDAwMCIsInVzZXItNDIiXQ",
+)
+ACTION_CURSOR: Final = _text("timer-action-cursor", "where to continue: the `next_cursor` of the previous call")
 
 PREFIX: Final[Schema] = {
     "type": "string",
@@ -100,31 +100,25 @@ _NAMED: Final = choice("NamedInterval", *NAMED_INTERVALS)
 INTERVAL: Final = _duration("Interval", "timer-interval", _SOME_SECONDS, "a named interval or a duration above zero")
 INTERVAL["anyOf"].insert(0, _NAMED)
 
-TIME: Final[Schema] = {
-    "x-name": "Time",
-    "anyOf": [{"type": "string", "format": "timer-time"}, {"type": "integer", "minimum": 0, "maximum": MAX_TIME_MS}],
-    "description": "RFC 3339 with an offset, or epoch milliseconds; a due time is at most 10 years ahead",
-    "examples": ["2026-11-21T20:00:00.000Z"],
-}
-BOUND: Final[Schema] = {
-    "x-name": "Bound",
-    "anyOf": [{"type": "string", "format": "timer-bound"}, {"type": "integer", "minimum": 0, "maximum": MAX_TIME_MS}],
-    "description": "a time, or a duration from now with its unit: `1h`, `-1d`",
-    "examples": ["2026-11-21T20:00:00.000Z", "1h", "-1d"],
-}
-CRON: Final[Schema] = {
-    "type": "string",
-    "format": "timer-cron",
-    "maxLength": 256,
-    "description": "five cron fields, or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`",
-    "examples": ["0 9 * * MON-FRI"],
-}
-ZONE: Final[Schema] = {
-    "type": "string",
-    "format": "timer-zone",
-    "description": "an IANA time zone",
-    "examples": ["Europe/Berlin"],
-}
+
+def _moment(name: str, kind: str, description: str, *examples: str) -> Schema:
+    texts = {"type": "string", "format": kind}
+    numbers = {"type": "integer", "minimum": 0, "maximum": MAX_TIME_MS}
+    examples = ("2026-11-21T20:00:00.000Z", *examples)
+    return named(name, {"anyOf": [texts, numbers], "description": description, "examples": [*examples]})
+
+
+TIME: Final = _moment(
+    "Time", "timer-time", "RFC 3339 with an offset, or epoch milliseconds; a due time is at most 10 years ahead"
+)
+BOUND: Final = _moment("Bound", "timer-bound", "a time, or a duration from now with its unit: `1h`, `-1d`", "1h", "-1d")
+CRON: Final = _text(
+    "timer-cron",
+    "five cron fields, or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`",
+    "0 9 * * MON-FRI",
+    maxLength=256,
+)
+ZONE: Final = _text("timer-zone", "an IANA time zone", "Europe/Berlin")
 BACKOFF: Final[Schema] = {
     "x-name": "Backoff",
     "anyOf": [
@@ -146,14 +140,7 @@ MISSED: Final[Schema] = {
     "examples": ["fire"],
     "description": "what to do if the timer could not run in time; `latest` and `all` only for repeats",
 }
-TAG: Final[Schema] = {
-    "x-name": "Tag",
-    "type": "string",
-    "format": "timer-tag",
-    "minLength": 1,
-    "maxLength": 64,
-    "description": "printable characters",
-}
+TAG: Final = named("Tag", _text("timer-tag", "printable characters", minLength=1, maxLength=64))
 TAGS: Final[Schema] = {"type": "array", "maxItems": 16, "items": TAG, "examples": [["vip"]]}
 ALL_OF_TAGS: Final[Schema] = {
     "anyOf": [TAG, {"type": "array", "minItems": 1, "maxItems": 16, "items": TAG}],

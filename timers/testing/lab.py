@@ -175,7 +175,6 @@ class TimerLab:
         return handle
 
     def ended(self, timer: Timer, ends: Settlement) -> None:
-        """Record the run."""
         code, _ = ends.transition.cause
         status = {"re-armed": "completed", "retry": "failed"}.get(code, code)
         last = ends.transition.progress.last_error or timer.last_error or {}
