@@ -246,15 +246,6 @@ class ReadyAnswer(TypedDict):
     problems: Annotated[list[str], Field(max_length=0, examples=[[]])]
 
 
-class Document(TypedDict):
-    """An OpenAPI document."""
-
-    openapi: Annotated[str, Field(examples=["3.1.0"])]
-    info: dict[str, Any]
-    paths: dict[str, Any]
-    components: dict[str, Any]
-
-
 def _described(name: str, description: str, **fields: Any) -> type[BaseModel]:
     """An answer that is put together only as it is sent, so that only the document tells its shape."""
     shape: dict[str, Any] = {field: (kind, ...) for field, kind in fields.items()}
@@ -276,6 +267,12 @@ PodsAnswer: Final = _described("PodsAnswer", "The pods that are alive, by name."
 LossesAnswer: Final = _described("LossesAnswer", "Losses of data.", items=list[LossAnswer])
 PrefixesAnswer: Final = _described("PrefixesAnswer", "The prefixes, by name.", items=list[PrefixAnswer])
 PausedAnswer: Final = _described("PausedAnswer", "Whether a prefix is paused.", prefix=Prefix, paused=bool)
+Document: Final = _described(
+    "Document",
+    "An OpenAPI document.",
+    openapi=Annotated[str, Field(examples=["3.1.0"])],
+    **dict.fromkeys(("info", "paths", "components"), dict[str, Any]),
+)
 HealthAnswer: Final = _described(
     "HealthAnswer", "The process is alive.", status=Annotated[str, Field(pattern="^ok$", examples=["ok"])]
 )

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from timers.core.answers import HistoryAnswer, LeaseAnswer, TimerAnswer
 from timers.core.durations import format_time, parse_ms, to_datetime
-from timers.core.policies import Missed, Repeat, RetryPolicy
+from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
 
 Cause = tuple[str, str]
 """A code and the details of this change (empty for none)."""
@@ -224,9 +224,9 @@ class Timer(NamedTuple):
         return None if value is None else Repeat.model_validate(value)
 
     @property
-    def missed(self) -> Missed:
+    def missed(self) -> MissedPolicy:
         """What to do when it could not run in time: `"fire"` … or `{"grace": "10m"}`."""
-        value: Missed = self.spec.get("missed", "fire")
+        value: MissedPolicy = self.spec.get("missed", "fire")
         return value
 
     @property

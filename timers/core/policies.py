@@ -138,12 +138,12 @@ class Repeat(StrictModel):
         return self.model_dump(exclude_none=True)
 
 
-Missed = str | dict[str, DurationInput]
+MissedPolicy = str | dict[str, DurationInput]
 """What to do with a run that could not start in time: `fire`, `skip`, `{"grace": "10m"}` (fire if at most that late),
 and for repeats `latest` (one run for all that were missed) or `all` (each of them, bounded)."""
 
 
-def check_missed(value: object) -> Missed:
+def check_missed(value: object) -> MissedPolicy:
     """The policy if it is valid; else InvalidInput."""
     if isinstance(value, str) and value in ("fire", "skip", *FOR_REPEATS):
         return value
@@ -155,9 +155,9 @@ def check_missed(value: object) -> Missed:
     raise InvalidInput.of("", value, "'fire', 'skip', 'latest', 'all' or {\"grace\": duration}")
 
 
-def allowed_ms(missed: Missed) -> int:
+def allowed_ms(missed: MissedPolicy) -> int:
     """How late a run may start and still count as in time."""
     return IN_TIME_MS if isinstance(missed, str) else max(parse_ms(missed["grace"]), IN_TIME_MS)
 
 
-MissedInput = Annotated[Missed, PlainValidator(check_missed), WithJsonSchema(shapes.MISSED)]
+MissedInput = Annotated[MissedPolicy, PlainValidator(check_missed), WithJsonSchema(shapes.MISSED)]
