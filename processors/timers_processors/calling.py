@@ -34,7 +34,7 @@ from yarl import URL
 
 from timers import Fail, Retry
 from timers.processor import DISTRIBUTION
-from timers_processors.addresses import GuardedResolver, HostMatcher
+from timers_processors.addresses import GuardedResolver, HostMatcher, Lookup
 from timers_processors.targets import Targets, Unanswered, later
 
 ANSWER_BYTES: Final = 1024
@@ -50,6 +50,9 @@ NAME_SECONDS: Final = 10
 
 WAIT_AT_MOST_SECONDS: Final = 86_400.0
 """A longer Retry-After is cut to this."""
+
+ANYWHERE: Final = ("0.0.0.0/0", "::/0")
+"""For addresses that the operator has configured, which may be private."""
 
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
 
@@ -93,8 +96,13 @@ class HttpClient:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, guards: Mapping[str, GuardedResolver], targets: Targets) -> AsyncIterator[Self]:
-        """A caller for as long as the context lasts. `guards` has one guard for `https` and one for `http`."""
+    async def opened(
+        cls, allow: Iterable[str], deny: Iterable[str], targets: Targets, lookup: Lookup = socket.getaddrinfo
+    ) -> AsyncIterator[Self]:
+        """A caller for as long as the context lasts. `allow` are hosts and networks that it may call besides what is
+        public and reached by https, and `deny` those that it may not."""
+        known = HostMatcher(allow), HostMatcher(deny), lookup
+        guards = {scheme: GuardedResolver(*known, https=scheme == "https") for scheme in ("https", "http")}
         sessions = {scheme: _session(guard) for scheme, guard in guards.items()}
         try:
             yield cls(sessions, guards, targets)
@@ -195,17 +203,6 @@ def _retry_after(response: ClientResponse) -> float | None:
         return max(0.0, parsedate_to_datetime(given).timestamp() - time.time())
     except (ValueError, OverflowError):
         return None
-
-
-@asynccontextmanager
-async def caller_for_ourselves() -> AsyncIterator[HttpClient]:
-    """A caller for addresses that the operator has configured, which may be private."""
-    anywhere, nowhere = HostMatcher(("0.0.0.0/0", "::/0")), HostMatcher(())
-    guards = {
-        scheme: GuardedResolver(anywhere, nowhere, socket.getaddrinfo, https=True) for scheme in ("https", "http")
-    }
-    async with HttpClient.opened(guards, Targets()) as caller:
-        yield caller
 
 
 def accepted(call: Call, answer: HttpAnswer, *, fails_on_4xx: bool = True) -> str:

@@ -14,9 +14,10 @@ from yarl import URL
 
 from timers import Context, Done, Fail, Retry, Timer, processor
 from timers.settings import Settings, load_worker_settings
-from timers_processors.calling import Call, HttpClient, accepted, caller_for_ourselves
+from timers_processors.calling import ANYWHERE, Call, HttpClient, accepted
 from timers_processors.mail import SmtpTransport
-from timers_processors.templates import Templates
+from timers_processors.targets import Targets
+from timers_processors.templates import Templates, bounded
 from timers_processors.transport import Channel, Message, Send, no_gateway, post_to_gateway, write_to_outbox
 
 LOOKUP_SECONDS: Final = 8.0
@@ -99,7 +100,7 @@ class Sending:
         """Opens the connections that the settings ask for. A channel without a gateway uses the outbox if there is one;
         else its messages fail."""
         async with AsyncExitStack() as ends:
-            caller = await ends.enter_async_context(caller_for_ourselves())
+            caller = await ends.enter_async_context(HttpClient.opened(ANYWHERE, (), Targets()))
             by_channel: dict[Channel, Send] = {}
             if settings.smtp_url is not None and settings.mail_from is not None:
                 mail = SmtpTransport(settings.smtp_url.get_secret_value(), settings.mail_from)
@@ -239,14 +240,11 @@ def fill(field: str, template: object, values: Mapping[str, Any]) -> str:
     They are looked up by plain name and inserted unchanged: nothing in them is read as a template. Raises Fail."""
     if not isinstance(template, str):
         raise Fail(f"{field}: expected text, not {type(template).__name__}")
-    parts: list[str] = []
-    left = RENDERED_LIMIT_CHARACTERS
-    for piece in _PIECE.finditer(template):
-        parts.append(_value(field, piece["name"], values) if piece["name"] else _literal(field, piece[0]))
-        left -= len(parts[-1])
-        if left < 0:
-            raise Fail(f"{field}: longer than {RENDERED_LIMIT_CHARACTERS} characters once filled in")
-    return "".join(parts)
+    pieces = (
+        _value(field, piece["name"], values) if piece["name"] else _literal(field, piece[0])
+        for piece in _PIECE.finditer(template)
+    )
+    return bounded(field, pieces, RENDERED_LIMIT_CHARACTERS)
 
 
 def _literal(field: str, piece: str) -> str:

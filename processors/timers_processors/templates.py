@@ -1,7 +1,7 @@
 """Owns templates from a folder: `NAME.txt`, and `NAME.html` and `NAME.subject.txt` beside it if they exist."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,7 +59,9 @@ class Templates:
     def _rendered(self, file: str, values: Mapping[str, Any]) -> str | None:
         try:
             template = self._find(file)
-            return None if template is None else _bounded(file, template.generate(values))
+            if template is None:
+                return None
+            return bounded(f"template {file}", template.generate(values), RENDERED_LIMIT_CHARACTERS)
         except Fail:
             raise
         except Exception as error:  # a template is the operator's code and may raise anything
@@ -67,12 +69,13 @@ class Templates:
             raise Fail(f"template {file}: {kind}{error}") from error
 
 
-def _bounded(file: str, pieces: Any) -> str:
+def bounded(what: str, pieces: Iterable[str], limit: int) -> str:
+    """The pieces together. Raises Fail if they are too long."""
     parts: list[str] = []
-    left = RENDERED_LIMIT_CHARACTERS
+    left = limit
     for piece in pieces:
         left -= len(piece)
         if left < 0:
-            raise Fail(f"template {file}: longer than {RENDERED_LIMIT_CHARACTERS} characters once filled in")
+            raise Fail(f"{what}: longer than {limit} characters once filled in")
         parts.append(piece)
     return "".join(parts)

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from types import MappingProxyType
@@ -42,10 +42,8 @@ class Message:
 
     def to_json(self) -> dict[str, Any]:
         """The message for the outbox or a gateway, without the optional fields that are not set."""
-        fields = {"to": ", ".join(self.to), "channel": self.channel, "subject": self.subject, "text": self.text}
-        optional = {"html": self.html, "unsubscribe": self.unsubscribe}
-        given = {name: value for name, value in optional.items() if value is not None}
-        return {**fields, **given, "idempotency_key": self.idempotency_key, "token": self.token}
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**given, "to": ", ".join(self.to)}
 
 
 Send = Callable[[Message], Awaitable[str]]

@@ -5,15 +5,16 @@ import json
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from yarl import URL
 
 from timers import Context, Done, Fail, Processor, Timer, processor
 from timers.settings import Settings, load_worker_settings
-from timers_processors.addresses import GuardedResolver, HostMatcher, Lookup
+from timers_processors.addresses import Lookup
 from timers_processors.calling import Call, HttpClient, accepted, signature
 from timers_processors.targets import Targets
 
@@ -51,15 +52,10 @@ class WebHooks:
     def __init__(self, settings: Settings, targets: Targets | None = None, lookup: Lookup = socket.getaddrinfo) -> None:
         self.settings, self._targets, self._lookup = settings, targets or Targets(), lookup
 
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[HttpClient]:
+    def opened(self) -> AbstractAsyncContextManager[HttpClient]:
         """The pod's connections."""
-        allow, deny = HostMatcher(self.settings.webhook_allow), HostMatcher(self.settings.webhook_deny)
-        guards = {
-            scheme: GuardedResolver(allow, deny, self._lookup, https=scheme == "https") for scheme in ("https", "http")
-        }
-        async with HttpClient.opened(guards, self._targets) as caller:
-            yield caller
+        settings = self.settings
+        return HttpClient.opened(settings.webhook_allow, settings.webhook_deny, self._targets, self._lookup)
 
     def processor(self, prefix: str, url: URL | None) -> Processor:
         """The processor of a prefix. With a URL, each timer's payload is posted there; without one, the payload says
@@ -69,7 +65,7 @@ class WebHooks:
         async def webhook(timer: Timer, context: Context[HttpClient]) -> Done:
             call = parse_payload(timer.payload) if url is None else Call("POST", url, *as_json(timer.payload))
             _refuse_types_of_hooks(call.body)
-            identified = Call(call.method, call.url, {**call.headers, **_identified(timer, context)}, call.body)
+            identified = replace(call, headers={**call.headers, **_identified(timer, context)})
             seconds = CALL_SECONDS if timer.timeout_ms is None else 0.95 * timer.timeout_ms / 1000
             keys = self.settings.webhook_keys(timer.prefix)
             return await self.send(identified, "msg", keys, context, seconds)
@@ -88,7 +84,7 @@ class WebHooks:
         occurrence."""
         digest = hashlib.sha256(context.idempotency_key.encode()).hexdigest()
         headers = {**call.headers, **signature(keys, f"{kind}_{digest[:32]}", int(time.time()), call.body)}
-        answer = await context.state.call(Call(call.method, call.url, headers, call.body), seconds)
+        answer = await context.state.call(replace(call, headers=headers), seconds)
         return Done(accepted(call, answer, fails_on_4xx=self.settings.webhook_4xx == "fail"))
 
 
