@@ -14,6 +14,7 @@ from timers import Fail
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 Lookup = Callable[..., list[tuple[Any, ...]]]
+Matcher = Callable[..., bool]
 
 _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
@@ -27,39 +28,28 @@ LOOKUPS_AT_ONCE: Final = 32
 """Threads that look names up. They are not the event loop's, so a name server that hangs holds up only webhooks."""
 
 
-class HostMatcher:
-    """Hosts, `*.suffix` and networks, as in TIMERS_WEBHOOK_ALLOW."""
-
-    def __init__(self, entries: Iterable[str]) -> None:
-        self._hosts: set[str] = set()
-        self._suffixes: list[str] = []
-        self._networks: list[Network] = []
-        for entry in entries:
-            self._add(entry.lower())
-
-    def _add(self, entry: str) -> None:
-        if entry.startswith("*."):
-            self._suffixes.append(entry[1:])
-            return
+def matcher(entries: Iterable[str]) -> Matcher:
+    """Says whether one of the entries, which are hosts, `*.suffix` and networks as in TIMERS_WEBHOOK_ALLOW, names the
+    host or holds one of the addresses."""
+    hosts, suffixes, networks = set[str](), list[str](), list[Network]()
+    for entry in map(str.lower, entries):
         try:
-            self._networks.append(ip_network(entry))
+            networks.append(ip_network(entry))
         except ValueError:
-            self._hosts.add(entry)
+            suffixes.append(entry[1:]) if entry.startswith("*.") else hosts.add(entry)
 
-    def names(self, host: str) -> bool:
-        """Whether an entry names the host."""
-        return host in self._hosts or host.endswith(tuple(self._suffixes))
+    def matches(host: str, *addresses: Address) -> bool:
+        named = host in hosts or host.endswith(tuple(suffixes))
+        return named or any(address in network for network in networks for address in addresses)
 
-    def holds(self, address: Address) -> bool:
-        """Whether the address is in one of its networks."""
-        return any(address in network for network in self._networks)
+    return matches
 
 
 class GuardedResolver(AbstractResolver):
     """Looks names up for the connections of one scheme. It refuses a name unless every address behind it is open to web
     hooks. The connection uses an address that was checked, so a second answer from the name server changes nothing."""
 
-    def __init__(self, allow: HostMatcher, deny: HostMatcher, lookup: Lookup, *, https: bool) -> None:
+    def __init__(self, allow: Matcher, deny: Matcher, lookup: Lookup, *, https: bool) -> None:
         self._allow, self._deny, self._https, self._lookup = allow, deny, https, lookup
         self._threads = ThreadPoolExecutor(LOOKUPS_AT_ONCE, thread_name_prefix="timers-lookup")
 
@@ -94,9 +84,9 @@ class GuardedResolver(AbstractResolver):
     def check(self, host: str, address: Address) -> None:
         """Raises Fail if the host's address is not open to webhooks."""
         host, inner = host.rstrip(".").lower(), unwrapped(address)
-        if self._deny.names(host) or self._deny.holds(address) or self._deny.holds(inner):
+        if self._deny(host, address, inner):
             raise Fail(f"url: {host} is excluded by TIMERS_WEBHOOK_DENY")
-        if self._allow.names(host) or self._allow.holds(inner):
+        if self._allow(host, inner):
             return
         if not self._https:
             raise Fail(

@@ -34,7 +34,7 @@ from yarl import URL
 
 from timers import Fail, Retry
 from timers.processor import DISTRIBUTION
-from timers_processors.addresses import GuardedResolver, HostMatcher, Lookup
+from timers_processors.addresses import GuardedResolver, Lookup, matcher
 from timers_processors.targets import Targets, Unanswered, later
 
 ANSWER_BYTES: Final = 1024
@@ -101,7 +101,7 @@ class HttpClient:
     ) -> AsyncIterator[Self]:
         """A caller for as long as the context lasts. `allow` are hosts and networks that it may call besides what is
         public and reached by https, and `deny` those that it may not."""
-        known = HostMatcher(allow), HostMatcher(deny), lookup
+        known = matcher(allow), matcher(deny), lookup
         guards = {scheme: GuardedResolver(*known, https=scheme == "https") for scheme in ("https", "http")}
         sessions = {scheme: _session(guard) for scheme, guard in guards.items()}
         try:

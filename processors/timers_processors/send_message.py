@@ -96,9 +96,10 @@ class Sending:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, settings: Settings) -> AsyncIterator["Sending"]:
-        """Opens the connections that the settings ask for. A channel without a gateway uses the outbox if there is one;
-        else its messages fail."""
+    async def opened(cls, settings: Settings | None = None) -> AsyncIterator["Sending"]:
+        """Opens the connections that the settings (None: this process's) ask for. A channel without a gateway uses the
+        outbox if there is one; else its messages fail."""
+        settings = settings or load_worker_settings()
         async with AsyncExitStack() as ends:
             caller = await ends.enter_async_context(HttpClient.opened(ANYWHERE, (), Targets()))
             by_channel: dict[Channel, Send] = {}
@@ -117,14 +118,7 @@ class Sending:
             yield cls(by_channel, find, None if settings.templates is None else Templates(settings.templates))
 
 
-@asynccontextmanager
-async def opened() -> AsyncIterator[Sending]:
-    """What a pod with this process's settings sends with."""
-    async with Sending.opened(load_worker_settings()) as sending:
-        yield sending
-
-
-@processor("send-message", retry=RETRY, timeout="30s", lifespan=opened)
+@processor("send-message", retry=RETRY, timeout="30s", lifespan=Sending.opened)
 async def send_message(timer: Timer, context: Context[Sending]) -> Done:
     """Sends a text to the payload's `email`, or if it has none, to its `phone` or `push`. If the payload names a
     `user`, looks the user up first.

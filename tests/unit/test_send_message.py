@@ -17,7 +17,6 @@ from timers_processors.send_message import (
     RENDERED_LIMIT_CHARACTERS,
     Sending,
     fill,
-    opened,
     reachable,
     render,
     send_message,
@@ -328,6 +327,6 @@ class TestSettings:
         monkeypatch.chdir(tmp_path)  # a folder without .env
         monkeypatch.setenv("TIMERS_HTTP_HOST", "0.0.0.0")
         monkeypatch.setenv("TIMERS_OUTBOX", str(tmp_path / "outbox"))
-        async with opened() as sending:
+        async with Sending.opened() as sending:
             await run(send_message, signup({"email": "ann@example.org"}), sending)
         assert len(sent(tmp_path / "outbox")) == 1

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from timers import Fail
-from timers_processors.addresses import GuardedResolver, HostMatcher, is_public, unwrapped
+from timers_processors.addresses import GuardedResolver, is_public, matcher, unwrapped
 
 
 def guard(allow: str = "", deny: str = "", *, https: bool = True, lookup: Any = socket.getaddrinfo) -> GuardedResolver:
-    return GuardedResolver(HostMatcher(allow.split()), HostMatcher(deny.split()), lookup, https=https)
+    return GuardedResolver(matcher(allow.split()), matcher(deny.split()), lookup, https=https)
 
 
 def refused(of: GuardedResolver, host: str, address: str) -> str:
