@@ -15,7 +15,8 @@ import secrets
 import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, Self, get_args
+from functools import cached_property
+from typing import Any, Final, Literal, Self, get_args
 
 from timers.core.fields import PREFIXES_RULE, check_prefixes, covers
 from timers.core.limits import Rate
@@ -83,34 +84,16 @@ class Scope:
         return ALL_PREFIXES in self.patterns
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks: the id of the key, what it covers, its limits, and its name (its id if it has none). None means no
-    limit."""
-
-    id: str
-    scope: Scope
-    rights: frozenset[Right]
-    rate: Rate | None = None
-    pending: int | None = None
-    most_prefixes: int | None = None
-    name: str = ""
-
-
-EVERYTHING: Final = Scope((ALL_PREFIXES,))
-ANYBODY: Final = Caller("", EVERYTHING, frozenset(RIGHTS))
-"""Anybody who reaches an API that asks for no key."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ApiKey:
-    """A key as it is kept. `options` is what follows the rights: texts, and numbers for the two limits of timers."""
+    """A key as it is kept, and who asks with it. `options` is what follows the rights: texts, and numbers for the two
+    limits of timers. (What a call asks for is worked out once.)"""
 
     id: str
-    digest: bytes = field(repr=False)
     scope: Scope
     rights: frozenset[Right]
-    options: Mapping[str, str | int]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    digest: bytes = field(default=b"", repr=False)
 
     @classmethod
     def parse(cls, entry: str) -> Self:
@@ -121,7 +104,7 @@ class ApiKey:
             raise InvalidInput.of("key", entry, ENTRY_RULE)
         given = {name: value for name, _, value in (option.partition("=") for option in options if option)}
         scope, allowed = Scope.parse(prefixes.split("+")), parse_rights(rights.split("+"))
-        return cls(key_id, bytes.fromhex(digest), scope, allowed, _options(given))
+        return cls(key_id, scope, allowed, _options(given), bytes.fromhex(digest))
 
     @property
     def entry(self) -> str:
@@ -129,20 +112,28 @@ class ApiKey:
         parts = [self.id, self.digest.hex(), "+".join(self.scope.patterns), "+".join(sorted(self.rights))]
         return ":".join(parts + [f"{name}={value}" for name, value in self.options.items()])
 
-    @property
-    def caller(self) -> Caller:
-        """Who asks with this key. The rate has a burst of one second, because a caller's calls come in bunches."""
-        rate, pending, most, name = (self.options.get(each) for each in ("rate", "pending", "most_prefixes", "name"))
-        every_us = None if rate is None else Rate.parse(rate).interval_us
-        return Caller(
-            self.id,
-            self.scope,
-            self.rights,
-            None if every_us is None else Rate(every_us, max(1, 1_000_000 // every_us)),
-            None if pending is None else int(pending),
-            int(most) if most is not None else None if pending is None else MOST_PREFIXES,
-            str(name or self.id),
-        )
+    @cached_property
+    def name(self) -> str:
+        """Its name, or its id if it has none."""
+        return str(self.options.get("name", self.id))
+
+    @cached_property
+    def rate(self) -> Rate | None:
+        """How often it may call; with a burst of one second, because a caller's calls come in bunches."""
+        given = self.options.get("rate")
+        every_us = 0 if given is None else Rate.parse(given).interval_us
+        return Rate(every_us, max(1, 1_000_000 // every_us)) if every_us else None
+
+    @cached_property
+    def most_prefixes(self) -> int | None:
+        """How many prefixes may have timers under it; None without a limit."""
+        most: int | None = self.options.get("most_prefixes")
+        return MOST_PREFIXES if most is None and "pending" in self.options else most
+
+
+EVERYTHING: Final = Scope((ALL_PREFIXES,))
+ANYBODY: Final = ApiKey("", EVERYTHING, frozenset(RIGHTS))
+"""Anybody who reaches an API that asks for no key."""
 
 
 def parse_rights(given: Iterable[str]) -> frozenset[Right]:
@@ -179,32 +170,20 @@ def make_key(scope: Scope, rights: frozenset[Right], **options: str | int | None
     key_id = _random(string.ascii_lowercase + string.digits, _ID_CHARACTERS)
     secret = f"{_KIND}_{key_id}_{_random(string.ascii_letters + string.digits, _SECRET_CHARACTERS)}"
     given = _options({name: str(value) for name, value in options.items() if value is not None})
-    return secret, ApiKey(key_id, hashlib.sha256(secret.encode()).digest(), scope, rights, given)
+    return secret, ApiKey(key_id, scope, rights, given, hashlib.sha256(secret.encode()).digest())
 
 
 def _random(characters: str, length: int) -> str:
     return "".join(secrets.choice(characters) for _ in range(length))
 
 
-class KeyRing:
-    """Keys, looked up by id and compared by hash."""
+_NOBODY: Final = secrets.token_bytes(32)
 
-    _NOBODY: Final = secrets.token_bytes(32)
 
-    def __init__(self, keys: Iterable[ApiKey]) -> None:
-        self._callers = {key.id: (key.digest, key.caller) for key in keys}
-
-    def __len__(self) -> int:
-        return len(self._callers)
-
-    def named(self, key_id: str) -> Caller | None:
-        """The caller whose key has this id, or None. For a session, which proved its key when it began."""
-        _, caller = self._callers.get(key_id, (self._NOBODY, None))
-        return caller
-
-    def find(self, given: bytes) -> Caller | None:
-        """The caller whose key this is; None for anything else. An unknown id costs as much time as a wrong secret."""
-        kind, _, rest = given.partition(b"_")
-        key_id = rest.partition(b"_")[0].decode("ascii", "replace") if kind == _KIND.encode() else ""
-        digest, caller = self._callers.get(key_id, (self._NOBODY, None))
-        return caller if hmac.compare_digest(hashlib.sha256(given).digest(), digest) else None
+def with_secret(given: bytes, keys: Mapping[str, ApiKey]) -> ApiKey | None:
+    """The key, of those by id, whose secret this is; None for anything else. An unknown id costs as much time as a
+    wrong secret."""
+    kind, _, rest = given.partition(b"_")
+    key = keys.get(rest.partition(b"_")[0].decode("ascii", "replace")) if kind == _KIND.encode() else None
+    digest = _NOBODY if key is None else key.digest
+    return key if hmac.compare_digest(hashlib.sha256(given).digest(), digest) else None

@@ -216,7 +216,7 @@ async def test_no_secret_is_ever_shown(server: EmbeddedServer, redis: Redis, hea
             seen.append(await response.text())
         seen.append(await all_of(redis))
     settings = Settings(api_keys=kept.entry, signing_secrets=f"{SECRET},{NEXT}")  # type: ignore[arg-type]
-    seen += [repr(settings), str(settings), heard.text, repr(kept), repr(kept.caller)]
+    seen += [repr(settings), str(settings), heard.text, repr(kept)]
     assert heard.text.count("request refused") >= 3
     everything = "\n".join(seen)
     secrets = [key, key.split("_")[2], SECRET.removeprefix("whsec_"), NEXT.removeprefix("whsec_")]

@@ -7,7 +7,7 @@ import pytest
 from redis import Redis
 
 from tests.cli.commands import CommandLine
-from timers.access import ApiKey, KeyRing
+from timers.access import ApiKey, with_secret
 
 
 def test_a_key_is_shown_once_and_kept_as_a_hash(timers: CommandLine, redis: Redis) -> None:
@@ -43,7 +43,8 @@ def test_an_entry_for_the_settings_needs_no_redis_and_is_kept_nowhere(bare: Comm
     made = bare("keys", "make", "--entry-only", "-o", "json")
     assert made.code == 0
     assert "TIMERS_API_KEYS" in made.err
-    assert KeyRing([ApiKey.parse(made.json["entry"])]).find(made.json["key"].encode())
+    kept = ApiKey.parse(made.json["entry"])
+    assert with_secret(made.json["key"].encode(), {kept.id: kept})
 
 
 def test_the_list_has_the_keys_of_redis_and_of_the_settings(timers: CommandLine) -> None:

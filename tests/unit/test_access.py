@@ -5,7 +5,7 @@ import hmac
 
 import pytest
 
-from timers.access import ALL_PREFIXES, ApiKey, KeyRing, Scope, make_key, parse_rights, read_entries
+from timers.access import ALL_PREFIXES, ApiKey, Scope, make_key, parse_rights, read_entries, with_secret
 from timers.core.limits import Rate
 from timers.errors import InvalidInput
 
@@ -22,8 +22,8 @@ def test_a_key_is_kept_without_its_secret_and_read_back_the_same() -> None:
     assert secret.split("_")[2] not in kept.entry + repr(kept)
     assert kept.digest.hex() not in repr(kept)
     assert ApiKey.parse(kept.entry) == kept
-    assert kept.caller.rate == Rate(interval_us=10_000, burst=100)
-    assert kept.caller.pending == 5
+    assert kept.rate == Rate(interval_us=10_000, burst=100)
+    assert kept.options["pending"] == 5
 
 
 def test_no_two_keys_are_alike() -> None:
@@ -84,8 +84,8 @@ def test_entries_are_parted_by_commas_and_spaces() -> None:
 def test_only_the_whole_key_is_found() -> None:
     secret, kept = make_key(Scope.parse(["*"]), READ)
     other, other_kept = make_key(Scope.parse(["*"]), READ)
-    ring = KeyRing([kept, other_kept])
-    found = ring.find(secret.encode())
+    keys = {key.id: key for key in (kept, other_kept)}
+    found = with_secret(secret.encode(), keys)
     assert found is not None
     assert found.id == kept.id
     wrong = [
@@ -93,8 +93,8 @@ def test_only_the_whole_key_is_found() -> None:
         secret.upper().encode(), secret.replace(kept.id, other_kept.id).encode(), f"tmk_{kept.id}_".encode(),
         f"tmk_{kept.id}_{kept.digest.hex()}".encode(), kept.entry.encode(), f" {secret}".encode(),
     ]  # fmt: skip
-    assert [ring.find(given) for given in wrong] == [None] * len(wrong)
-    assert ring.find(other.encode()) is not None
+    assert [with_secret(given, keys) for given in wrong] == [None] * len(wrong)
+    assert with_secret(other.encode(), keys) is not None
 
 
 def test_a_known_id_and_an_unknown_one_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +109,6 @@ def test_a_known_id_and_an_unknown_one_take_the_same_steps(monkeypatch: pytest.M
     monkeypatch.setattr(hmac, "compare_digest", watched)
     secret, kept = make_key(Scope.parse(["*"]), READ)
     for given in (secret.encode(), f"tmk_{kept.id}_wrong".encode(), b"tmk_nobody_wrong", b"\xff", b""):
-        KeyRing([kept]).find(given)
+        with_secret(given, {kept.id: kept})
     assert len(seen) == 5
     assert all(isinstance(part, bytes) and len(part) == 32 for pair in seen for part in pair)

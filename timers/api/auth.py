@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from structlog.contextvars import bound_contextvars
 
-from timers.access import ANYBODY, ApiKey, Caller, KeyRing, Scope, read_entries
+from timers.access import ANYBODY, ApiKey, Scope, read_entries, with_secret
 from timers.api import credentials
 from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, BodyReader, Unverified, keep_body
 from timers.api.credentials import Sessions, is_read_only
@@ -75,16 +75,16 @@ def _is_address(host: str) -> bool:
     return True
 
 
-_CALLER: Final = web.RequestKey("caller", Caller)
+_CALLER: Final = web.RequestKey("caller", ApiKey)
 
 
-def _limit(request: web.Request, caller: Caller) -> None:
+def _limit(request: web.Request, caller: ApiKey) -> None:
     """From now on the request touches only the caller's prefixes, and arms only as many timers as the caller may
     have."""
     request[_CALLER] = caller
 
 
-def caller_of(request: web.Request) -> Caller | None:
+def caller_of(request: web.Request) -> ApiKey | None:
     """The caller, or None if the request was not asked for one."""
     return request.get(_CALLER)
 
@@ -92,9 +92,8 @@ def caller_of(request: web.Request) -> Caller | None:
 def acting(client: TimerClient, request: web.Request) -> TimerClient:
     """The client, so that changes are made in the name of the request's key and within its quota."""
     caller = request[_CALLER]
-    within = (
-        None if caller.most_prefixes is None else Quota(caller.pending, caller.scope.patterns, caller.most_prefixes)
-    )
+    most = caller.most_prefixes
+    within = None if most is None else Quota(caller.options.get("pending"), caller.scope.patterns, most)
     return client.acting(caller.name or None, within)
 
 
@@ -122,10 +121,10 @@ def nothing_of(prefix: str) -> NotFound:
 
 _log = get_logger("timers.api")
 
-_SIGNER: Final = Caller("signed", ANYBODY.scope, ANYBODY.rights, name="signed")
+_SIGNER: Final = ApiKey("signed", ANYBODY.scope, ANYBODY.rights)
 """Anybody with a signing secret may do everything that a signature can cover."""
 
-_ANONYMOUS: Final = Caller("", Scope(()), frozenset())
+_ANONYMOUS: Final = ApiKey("", Scope(()), frozenset())
 """A caller that sees no prefix and may do only what anybody may do."""
 
 FRESH_SECONDS: Final = 1.0
@@ -201,7 +200,7 @@ class Auth:
             await self._require(caller, request, operation)
             return await handler(request)
 
-    async def _require(self, caller: Caller, request: web.Request, operation: Operation) -> None:
+    async def _require(self, caller: ApiKey, request: web.Request, operation: Operation) -> None:
         """Raises if the caller may not make this call now."""
         try:
             await self._check_rate(caller)
@@ -211,23 +210,23 @@ class Auth:
             _log_refusal(request, error)
             raise
 
-    async def _caller(self, request: web.Request, operation: Operation) -> Caller:
+    async def _caller(self, request: web.Request, operation: Operation) -> ApiKey:
         if "Authorization" not in request.headers and self._signing_keys and credentials.is_signed(request.headers):
             return await self._signer(request, operation)
-        ring = await self._ring(operation)
+        keys = await self._known(operation)
         if not self._closed and not self._ever_kept:
             return self._optional_caller(request)
         if operation.tag == DASHBOARD and "Authorization" not in request.headers:
             patience_seconds = READER_SECONDS if operation.works_without_redis else None
             key_id = await self.sessions.key_id(request, patience_seconds=patience_seconds)
-            caller = None if key_id is None else ring.named(key_id)
+            caller = None if key_id is None else keys.get(key_id)
         else:
-            caller = ring.find(_token(request))
+            caller = with_secret(_token(request), keys)
         if caller is None:
             raise Unauthorized(f"the key is not known, or it was revoked; {_HOW}")
         return caller
 
-    async def _reader(self, request: web.Request, operation: Operation) -> Caller:
+    async def _reader(self, request: web.Request, operation: Operation) -> ApiKey:
         """The caller of a call that anybody may make, because a key that may read is told more. In any doubt, a
         anonymous caller."""
         try:
@@ -257,22 +256,22 @@ class Auth:
             if wait_ms := await self._callers.wait_ms(name, rate):
                 raise RateLimited(f"too many attempts to sign in; try again in {wait_ms} ms", wait_ms)
 
-    async def owner_of(self, key: str) -> Caller | None:
+    async def owner_of(self, key: str) -> ApiKey | None:
         """The owner of this key, or None for any other text. Raises Unavailable."""
-        return (await self._keys.get()).find(key.encode("utf-8", "replace"))
+        return with_secret(key.encode("utf-8", "replace"), await self._keys.get())
 
     async def asks_for_keys(self) -> bool:
         """Whether callers need a key here. Raises Unavailable."""
         await self._keys.get()
         return self._closed or self._ever_kept
 
-    def _optional_caller(self, request: web.Request) -> Caller:
+    def _optional_caller(self, request: web.Request) -> ApiKey:
         check_origin(request)
         if not self._insecure:
             check_host(request)
         return ANYBODY
 
-    async def _ring(self, operation: Operation) -> KeyRing:
+    async def _known(self, operation: Operation) -> Mapping[str, ApiKey]:
         last = self._keys.last
         if last is None or not operation.works_without_redis:
             return await self._keys.get()
@@ -282,7 +281,7 @@ class Auth:
         except (Unavailable, TimeoutError):
             return last
 
-    async def _read_keys(self) -> KeyRing:
+    async def _read_keys(self) -> Mapping[str, ApiKey]:
         """The keys that are valid now: those in the settings and those in Redis, without the revoked ones. Raises
         Unavailable: without Redis nobody knows whether a key is revoked."""
         kept = await self._callers.entries()
@@ -290,9 +289,9 @@ class Auth:
         if self._kept and not kept:
             _log.error("the API keys are gone from Redis; the API stays closed", to_do="timers keys make")
         self._kept, self._ever_kept = bool(kept), await self._callers.closed()
-        return KeyRing([*_parsed(kept), *configured])
+        return {key.id: key for key in [*_parsed(kept), *configured]}
 
-    async def _signer(self, request: web.Request, operation: Operation) -> Caller:
+    async def _signer(self, request: web.Request, operation: Operation) -> ApiKey:
         proof = credentials.Proof(request.headers, self._signing_keys, time.time())
         limit_bytes = BATCH_LIMIT_BYTES if operation.id == "createTimers" else BODY_LIMIT_BYTES
         with BodyReader(request, self._unverified, proof.update):
@@ -305,7 +304,7 @@ class Auth:
             raise Unauthorized(f"{credentials.ID}: a request with this id was sent before; sign each with a new id")
         return _SIGNER
 
-    async def _check_rate(self, caller: Caller) -> None:
+    async def _check_rate(self, caller: ApiKey) -> None:
         wait_ms = 0 if caller.rate is None else await self._callers.wait_ms(caller.id, caller.rate)
         if wait_ms:
             raise RateLimited(f"key {caller.id} exceeds its rate of calls; try again in {wait_ms} ms", wait_ms)
@@ -343,7 +342,7 @@ def _log_refusal(request: web.Request, error: Exception) -> None:
     _log.info("request refused", reason=str(error), method=request.method, path=request.path, peer=request.remote)
 
 
-def _read_only_if_asked(caller: Caller, request: web.Request, operation: Operation) -> Caller:
+def _read_only_if_asked(caller: ApiKey, request: web.Request, operation: Operation) -> ApiKey:
     """The caller with its rights reduced to reading, if its browser asked for that."""
     if operation.tag == DASHBOARD and is_read_only(request):
         return replace(caller, rights=caller.rights & {"read"})
@@ -359,7 +358,7 @@ def _token(request: web.Request) -> bytes:
     return token.strip().encode("utf-8", "surrogateescape")
 
 
-def _check_prefix(caller: Caller, request: web.Request) -> None:
+def _check_prefix(caller: ApiKey, request: web.Request) -> None:
     """Raises NotFound if the address has a prefix of others, in the same words as for a timer that does not exist. The
     call itself refuses an invalid prefix, together with every other mistake."""
     prefix, timer_id = request.match_info.get("prefix"), request.match_info.get("id")
@@ -370,7 +369,7 @@ def _check_prefix(caller: Caller, request: web.Request) -> None:
     raise NotFound(f"timer {prefix}:{check_id(timer_id)} does not exist")
 
 
-def _check_right(caller: Caller, operation: Operation) -> None:
+def _check_right(caller: ApiKey, operation: Operation) -> None:
     if operation.right not in caller.rights:
         raise Forbidden(f"this call needs the right {operation.right!r}, which key {caller.id} lacks")
     if operation.of_all and not caller.scope.is_everything:

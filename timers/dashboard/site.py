@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, quote
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from timers.access import Caller
+from timers.access import ApiKey
 from timers.api.answer import headers_of
 from timers.api.auth import Auth, caller_of, check_origin
 from timers.api.body import BODY_LIMIT_BYTES, read_bytes
@@ -61,7 +61,7 @@ def show(request: web.Request, template: str, *, status: int = 200, **values: An
     return render.page(template, status=status, **frame, **values)
 
 
-def is_admin(caller: Caller) -> bool:
+def is_admin(caller: ApiKey) -> bool:
     """Whether the caller may make keys. Only a caller with every right over every prefix may, because otherwise a key
     could get more rights by making another key."""
     return caller.scope.is_everything and len(caller.rights) == 3
