@@ -2,11 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 
 from timers.core.model import Status, Timer
 from timers.store import codec, keys
@@ -46,51 +46,53 @@ class ShardState:
 
 
 async def state_of(store: Store, shard: int = 0) -> ShardState:
-    """Read a shard key by key, while nothing runs. `now_ms` is the server's time after the reading."""
+    """Read a shard while nothing runs. `now_ms` is the server's time after the reading."""
     redis, state = store.connections.commands, ShardState()
+    mine: list[tuple[str, str, str]] = []
     async for raw in redis.scan_iter(count=1000):
         key = raw.decode(errors="replace")
-        if mine := _SHARD_KEY.fullmatch(key):
-            if int(mine[1]) == shard:
-                await _read_key(redis, state, key, mine[2], mine[3] or "")
+        if ours := _SHARD_KEY.fullmatch(key):
+            if int(ours[1]) == shard:
+                mine.append((key, ours[2], ours[3] or ""))
         elif trigger := _TRIGGER_KEY.fullmatch(key):
             if int(trigger[2]) == shard:
                 state.triggers.add((trigger[1], trigger[3]))
         elif key.startswith("timers:") and not _DB_WIDE.fullmatch(key):
             state.unknown.append(key)
+    async with redis.pipeline(transaction=False) as pipeline:
+        readers = [_read_key(pipeline, state, key, kind, rest) for key, kind, rest in mine]
+        for read, value in zip(filter(None, readers), await pipeline.execute(), strict=True):
+            read(value)
     state.now_ms = await store.now_ms()
     return state
 
 
-async def _read_key(redis: Redis, state: ShardState, key: str, kind: str, rest: str) -> None:
-    if kind == "rec":
-        for member, record in (await _fields(redis, key)).items():
-            _read_record(state, _identity(member), record)
-    elif kind in ("counts", "quarantine"):
-        _read_fields(state, kind, await _fields(redis, key))
-    elif kind in ("due", "heads", "held", "blocked", "leases", "bare", "finished", "retrying"):
-        _read_index(state, kind, rest, await _scores(redis, key))
-    elif kind == "prefixes":
-        state.prefixes = await _scores(redis, key)
-        state.prefixes.pop(keys.WHOLE, None)
-    elif kind == "lease":
-        held: Any = await redis.get(key)
-        if held is not None:
-            state.held[_identity(rest)] = held.decode()
-    elif kind == "token":
-        state.token = int(await redis.get(key) or 0)
-    elif kind not in ("paused", "pauses", "answered", "displaced", "epoch", "mark", "hooks", "outbox", "unposted"):
+def _read_key(pipeline: Pipeline, state: ShardState, key: str, kind: str, rest: str) -> Callable[[Any], None] | None:
+    """Ask for a key's value. Returns what takes it in, or None if nothing was asked."""
+    if kind in ("rec", "counts", "quarantine"):
+        pipeline.hgetall(key)
+        return lambda found: _read_fields(state, kind, {name.decode(): value for name, value in found.items()})
+    if kind in ("due", "heads", "held", "blocked", "leases", "bare", "finished", "retrying"):
+        pipeline.zrange(key, 0, -1, withscores=True)
+        return lambda found: _read_index(state, kind, rest, {name.decode(): score for name, score in found})
+    if kind == "prefixes":
+        pipeline.zrange(key, 0, -1, withscores=True)
+        return lambda found: state.prefixes.update(
+            {n.decode(): score for n, score in found if n.decode() != keys.WHOLE}
+        )
+    if kind in ("lease", "token"):
+        pipeline.get(key)
+        return lambda found: _read_value(state, kind, rest, found)
+    if kind not in ("paused", "pauses", "answered", "displaced", "epoch", "mark", "hooks", "outbox", "unposted"):
         state.unknown.append(key)
+    return None
 
 
-async def _fields(redis: Redis, key: str) -> dict[str, bytes]:
-    found: Any = await redis.hgetall(key)
-    return {name.decode(): value for name, value in found.items()}
-
-
-async def _scores(redis: Redis, key: str) -> dict[str, float]:
-    found: Any = await redis.zrange(key, 0, -1, withscores=True)
-    return {name.decode(): score for name, score in found}
+def _read_value(state: ShardState, kind: str, rest: str, value: bytes | None) -> None:
+    if kind == "token":
+        state.token = int(value or 0)
+    elif value is not None:
+        state.held[_identity(rest)] = value.decode()
 
 
 def _read_record(state: ShardState, identity: Identity, record: bytes) -> None:
@@ -104,7 +106,9 @@ def _read_record(state: ShardState, identity: Identity, record: bytes) -> None:
 
 def _read_fields(state: ShardState, kind: str, fields: Mapping[str, bytes]) -> None:
     for name, value in fields.items():
-        if kind == "quarantine":
+        if kind == "rec":
+            _read_record(state, _identity(name), value)
+        elif kind == "quarantine":
             state.quarantine[_identity(name)] = value.decode(errors="replace")
         else:
             letter, _, prefix = name.partition(" ")
