@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-import sys
+import subprocess
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Self
@@ -12,11 +12,10 @@ from typing import Final, Self
 from redis.asyncio import Redis
 
 from tests.chaos.processors import DIRECTORY_VARIABLE
+from tests.nursery import ROOT, Child, start_timers
 from tests.waiting import DEADLINE_SECONDS
 
-ROOT: Final = Path(__file__).parents[2]
-
-_SERVE: Final = ("-m", "timers", "serve", "--roles", "worker")
+_SERVE: Final = ("serve", "--roles", "worker")
 _READY_TIMEOUT_S: Final = DEADLINE_SECONDS
 _STOP_TIMEOUT_S: Final = DEADLINE_SECONDS
 _POLL_S: Final = 0.02
@@ -26,14 +25,6 @@ _SHOWN_LOG_LINES: Final = 15
 
 _EXPECTED_ERRORS: Final = frozenset({"event loop blocked", "event loop was blocked"})
 """What a pod may say at level `error` under faults: a paused one sees its loop stand still."""
-
-# On Linux a pod dies with the driver, however that ends (PR_SET_PDEATHSIG is 1 and survives exec).
-_DIE_WITH_PARENT: Final = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
 
 
 async def until(happened: Callable[[], Awaitable[bool]], *, timeout_s: float, what: str) -> None:
@@ -53,25 +44,18 @@ class PodDied(Exception):
 class Pod:
     """One running pod. `name` is unique in the whole run: a replacement has another name."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, name: str, process: Child | subprocess.Popen[bytes], log: Path) -> None:
         self.name = name
         self._process = process
         self._log = log
         self._signs: set[float] = set()
 
     @classmethod
-    async def start(cls, name: str, directory: Path, settings: Mapping[str, str]) -> Self:
+    def start(cls, name: str, directory: Path, settings: Mapping[str, str]) -> Self:
         """Starts a pod that writes its witness file and log to `directory`. Does not wait until it works."""
         log = directory / f"{name}.log"
         with log.open("wb") as output:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, sys.executable, *_SERVE),
-                cwd=directory,
-                env=_environment(name, directory, settings),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
+            process = start_timers(_SERVE, directory, _environment(name, directory, settings), output, output)
         return cls(name, process, log)
 
     @property
@@ -80,7 +64,7 @@ class Pod:
 
     @property
     def alive(self) -> bool:
-        return self._process.returncode is None
+        return self._process.poll() is None
 
     async def works(self, redis: Redis) -> bool:
         """True if it is registered and has started. Its first sign of life is part of its start, which fails if
@@ -110,8 +94,12 @@ class Pod:
 
     async def ended(self) -> int:
         """Waits for its end and returns its exit code, negative for a signal."""
-        async with asyncio.timeout(_STOP_TIMEOUT_S):
-            return await self._process.wait()
+
+        async def over() -> bool:
+            return not self.alive
+
+        await until(over, timeout_s=_STOP_TIMEOUT_S, what=f"the end of {self.name}")
+        return self._process.wait()
 
     async def remove(self) -> None:
         """Kills it if it still runs."""
@@ -141,7 +129,7 @@ class Pods:
     async def add(self) -> Pod:
         """Starts one more pod, without waiting for it."""
         self._started += 1
-        pod = await Pod.start(f"pod-{self._started}", self._directory, self._settings)
+        pod = Pod.start(f"pod-{self._started}", self._directory, self._settings)
         self.live.append(pod)
         return pod
 

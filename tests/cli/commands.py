@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.nursery import ROOT, start_timers
 from tests.waiting import DEADLINE_SECONDS
 from timers.cli import main
 
@@ -63,7 +64,7 @@ def run_python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=cwd,
-        env=clean_environment({"PYTHONPATH": str(Path(__file__).parents[2])}),
+        env=clean_environment({"PYTHONPATH": str(ROOT)}),
         capture_output=True,
         text=True,
         timeout=2 * END_SECONDS,
@@ -74,18 +75,24 @@ def run_python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 class Process:
     """The `timers` command as a process. Its output goes to files, which can be read while it runs."""
 
-    program: Sequence[str] = (sys.executable, "-m", "timers")
+    program: Sequence[str] = ()
+    """What to run instead."""
 
     def __init__(self, folder: Path, *arguments: str, **settings: str) -> None:
         self._out, self._err = folder / "stdout", folder / "stderr"
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self._process = subprocess.Popen(
-                [*self.program, *arguments],
-                cwd=folder,
-                env=clean_environment({"PYTHONPATH": str(Path(__file__).parents[2]), **settings}),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
+            environ = clean_environment({"PYTHONPATH": str(ROOT), **settings})
+            self._process = (
+                subprocess.Popen(
+                    [*self.program, *arguments],
+                    cwd=folder,
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                )
+                if self.program
+                else start_timers(arguments, folder, environ, out, err)
             )
 
     @property
