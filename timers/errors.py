@@ -1,5 +1,6 @@
 """Every error the package raises on purpose, as one tree. The text of each says what the caller can do next."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
@@ -22,7 +23,7 @@ class ProblemType(NamedTuple):
 
 class TimersError(Exception):
     """Base of all errors of this package. `problem` is what the HTTP API answers; a class that does not say it has
-    that of its base. The first paragraph of its docstring says when it occurs."""
+    that of its base. The first paragraph of its docstring says when it occurs, and its name gives the slug."""
 
     problem: ClassVar[ProblemType] = ProblemType(
         500,
@@ -33,7 +34,8 @@ class TimersError(Exception):
     )
 
     def __init_subclass__(cls, status: int = 0, slug: str = "", title: str = "", detail: str = "") -> None:
-        if slug:
+        if title:
+            slug = slug or re.sub(r"\B([A-Z])", r"-\1", cls.__name__).lower()
             when = cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
             cls.problem = ProblemType(status or cls.problem.status, slug, title, when, detail)
 
@@ -68,7 +70,6 @@ class InvalidInput(
     TimersError,
     ValueError,
     status=422,
-    slug="invalid-input",
     title="Some values are not accepted",
     detail="delay: 'soon' is not accepted; expected a duration such as 250ms, 90s, 15m, 24h, 7d or 1h30m",
 ):
@@ -108,7 +109,6 @@ def both(one: Callable[[], One], other: Callable[[], Other]) -> tuple[One, Other
 class Refused(
     TimersError,
     status=409,
-    slug="refused",
     title="The state does not allow it",
     detail="this is not possible now",
 ):
@@ -127,7 +127,6 @@ class NotFound(
 
 class AlreadyExists(
     Refused,
-    slug="already-exists",
     title="The timer exists already",
     detail="timer send-message:user-42 exists and is scheduled; use if_exists 'replace' to arm it again, or 'keep' "
     "to get it",
@@ -137,7 +136,6 @@ class AlreadyExists(
 
 class Running(
     Refused,
-    slug="running",
     title="The timer is running",
     detail="timer send-message:user-42 is running; wait until it has ended, or let its processor return Rearm",
 ):
@@ -146,7 +144,6 @@ class Running(
 
 class NotScheduled(
     Refused,
-    slug="not-scheduled",
     title="The timer's status does not allow it",
     detail="timer send-message:user-42 is completed; a create with if_exists 'replace' arms it again",
 ):
@@ -155,7 +152,6 @@ class NotScheduled(
 
 class EditLocked(
     Refused,
-    slug="edit-locked",
     title="The timer is too close to due",
     detail="timer send-message:user-42 is due so soon that it can no longer be changed (TIMERS_EDIT_LOCK)",
 ):
@@ -165,7 +161,6 @@ class EditLocked(
 class VersionMismatch(
     Refused,
     status=412,
-    slug="version-mismatch",
     title="The timer has changed in the meantime",
     detail="timer send-message:user-42 has version 4, not the expected one; read it again",
 ):
@@ -175,32 +170,30 @@ class VersionMismatch(
 class NoProcessor(
     Refused,
     status=422,
-    slug="no-processor",
     title="No processor serves the prefix",
     detail="prefix: 'nobody' is not accepted; expected a prefix that a processor serves (send-message)",
 ):
     """No processor was ever declared for the prefix."""
 
 
-class Denied(TimersError, status=403, slug="denied", title="The caller may not do this", detail="this is not allowed"):
+class Denied(TimersError, status=403, title="The caller may not do this", detail="this is not allowed"):
     """The caller may not do this, for another reason."""
 
 
 class Unauthorized(
     Denied,
     status=401,
-    slug="unauthorized",
     title="The caller is not known",
     detail="a key is needed: Authorization: Bearer KEY, or a request signed with the Standard Webhooks headers",
 ):
     """No key, a wrong or revoked key, or an invalid signature."""
 
 
-class Forbidden(Denied, slug="forbidden", title="The key lacks the right", detail="this call needs the right 'write'"):
+class Forbidden(Denied, title="The key lacks the right", detail="this call needs the right 'write'"):
     """The key lacks the right that the call needs."""
 
 
-class RateLimited(Denied, status=429, slug="rate-limited", title="Too many calls", detail="the key may make 100/s"):
+class RateLimited(Denied, status=429, title="Too many calls", detail="the key may make 100/s"):
     """More calls than the key's rate allows.
 
     The next is allowed in `retry_after_ms`."""
@@ -213,7 +206,6 @@ class RateLimited(Denied, status=429, slug="rate-limited", title="Too many calls
 class TooManyPending(
     Denied,
     status=429,
-    slug="too-many-pending",
     title="Too many timers are waiting",
     detail="the prefixes of the key may have 100000 timers waiting",
 ):
@@ -245,7 +237,6 @@ class Full(Unavailable):
 
 class RedisRights(
     Unavailable,
-    slug="redis-rights",
     title="The service's Redis user lacks a right",
     detail="the Redis user 'timers' may not SET log:{0}:x: its ACL needs +set and ~log*",
 ):
@@ -261,7 +252,6 @@ class RedisRights(
 
 class NewerFormat(
     Unavailable,
-    slug="newer-format",
     title="A later version has written this",
     detail="timer send-message:user-42 is kept in record format 2, and this process reads formats up to 1; ask a pod "
     "of the version that wrote it, or upgrade this one",
@@ -276,7 +266,6 @@ class NewerFormat(
 class Busy(
     TimersError,
     status=503,
-    slug="busy",
     title="The pod is busy",
     detail="this pod has 256 listeners, its maximum; try again later, or another pod",
 ):

@@ -9,9 +9,7 @@ from timers.api.operations import OPERATIONS
 from timers.api.routes import CONDITIONS
 
 ONE = "/v1/timers/test/one"
-CALLS = [
-    (operation.method, operation.path, {each["name"] for each in operation.parameters}) for operation in OPERATIONS
-]
+CALLS = [(operation.method, operation.path, set(operation.headers)) for operation in OPERATIONS]
 UNCHECKED = [
     (method, path, condition)
     for method, path, parameters in CALLS

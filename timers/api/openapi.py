@@ -11,7 +11,8 @@ from typing import Any, Final
 from pydantic import BaseModel, TypeAdapter
 
 from timers.api.answer import CONTENT_TYPE, PROBLEMS, body_of, problem_body
-from timers.api.operations import EVENTS, NDJSON, OPERATIONS, TEXT, Answer, Operation
+from timers.api.operations import EVENTS, LAST_EVENT_ID, NDJSON, OPERATIONS, TEXT, Answer, Operation
+from timers.core import shapes
 from timers.core.answers import ChangeAnswer, Problem
 from timers.core.shapes import NEW_TIMER_EXAMPLE
 from timers.errors import InvalidInput, ProblemType
@@ -54,7 +55,30 @@ _TAGS: Final = {
     "probes": "The pod itself, and this document. These need no key.",
 }
 
-_HEADERS: Final[Json] = {
+_PARAMETERS: Final = {
+    "prefix": ("The timer's prefix.", "send-message"),
+    "id": ("The timer's id.", "user-42"),
+    "If-Match": ("Act only if the timer's ETag is one of these, else answer 412. `*` matches any.", '"3"'),
+    "If-None-Match": (
+        "Answer 304 without a body if the timer's ETag is one of these. `*` matches any.",
+        '"3"',
+    ),
+    "traceparent": (
+        "The W3C trace that the timer's runs are linked to.",
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    ),
+    LAST_EVENT_ID: (
+        """The id of the last event that you read. The stream continues after it, as far as the pod remembers, and \
+otherwise begins with `gap`.""",
+        "9f2c51d07be0a3c4",
+    ),
+}
+"""What a path or a header of a call holds, with an example."""
+
+_TEXT: Final[Json] = {"type": "string"}
+_SCHEMAS: Final = {"prefix": shapes.PREFIX, "id": shapes.ID}
+
+_HEADERS: Final[Mapping[str, tuple[str, Json, object]]] = {
     "ETag": (
         "The timer's version, for `If-Match` and `If-None-Match`.",
         {"type": "string", "pattern": '^"[0-9]+"$'},
@@ -165,7 +189,7 @@ class _Document:
             "summary": operation.summary,
             "tags": [operation.tag],
             "security": _security(operation),
-            "parameters": [*operation.all_parameters, *self._query(operation.query)],
+            "parameters": [*_parameters(operation), *self._query(operation.query)],
             "responses": {**self._answers(operation.answers), **_problems(operation)},
         }
         if operation.right:
@@ -264,6 +288,15 @@ def reference(name: str) -> Json:
 
 def _is_title(name: str, part: Any) -> bool:
     return name == "title" and isinstance(part, str)
+
+
+def _parameters(operation: Operation) -> Iterable[Json]:
+    """What is in the path, which is required, and the headers, which are not."""
+    path = [name for name in ("prefix", "id") if f"{{{name}}}" in operation.path]
+    for name in (*path, *operation.headers):
+        description, example = _PARAMETERS[name]
+        place: Json = {"name": name, "in": "path" if name in path else "header", "required": name in path}
+        yield {**place, **_header(description, _SCHEMAS.get(name, _TEXT), example)}
 
 
 def _header(description: str, schema: Json, example: object) -> Json:

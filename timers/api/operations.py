@@ -6,7 +6,7 @@ Routes, rights and the OpenAPI document are all made from it, so none of them ca
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -20,8 +20,6 @@ from timers.core.fields import PrefixPattern, StrictModel
 from timers.core.spec import NewTimer, PutTimer, TimerChange
 from timers.errors import InvalidInput
 from timers.store.listing import PageRequest
-
-Json = dict[str, Any]
 
 
 def _checked_batch(value: object) -> Sequence[Any]:
@@ -64,52 +62,7 @@ class PrefixQuery(StrictModel):
     prefix: PrefixPattern | None = None
 
 
-def _parameter(name: str, where: Literal["path", "header"], description: str, schema: Json, example: str) -> Json:
-    """A parameter as OpenAPI describes it. Those in the path are required, all others are optional."""
-    return {
-        "name": name,
-        "in": where,
-        "description": description,
-        "required": where == "path",
-        "schema": schema,
-        "example": example,
-    }
-
-
-_PREFIX: Final = _parameter("prefix", "path", "The timer's prefix.", shapes.PREFIX, "send-message")
-_ID: Final = _parameter("id", "path", "The timer's id.", shapes.ID, "user-42")
-
-_IF_MATCH: Final = _parameter(
-    "If-Match",
-    "header",
-    "Act only if the timer's ETag is one of these, else answer 412. `*` matches any.",
-    {"type": "string"},
-    '"3"',
-)
-_IF_NONE_MATCH: Final = _parameter(
-    "If-None-Match",
-    "header",
-    "Answer 304 without a body if the timer's ETag is one of these. `*` matches any.",
-    {"type": "string"},
-    '"3"',
-)
-_TRACEPARENT: Final = _parameter(
-    "traceparent",
-    "header",
-    "The W3C trace that the timer's runs are linked to.",
-    {"type": "string"},
-    "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-)
-
 LAST_EVENT_ID: Final = "Last-Event-ID"
-_RESUME: Final = _parameter(
-    LAST_EVENT_ID,
-    "header",
-    "The id of the last event that you read. The stream continues after it, as far as the pod remembers, and "
-    "otherwise begins with `gap`.",
-    {"type": "string"},
-    "9f2c51d07be0a3c4",
-)
 
 
 JSON: Final = "application/json"
@@ -142,7 +95,7 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One call, by its method and path. `right` is the right that a key needs for it, or None if everybody may make it.
-    `parameters` are the headers, to which those of the path come by themselves. `body` maps media types to models, or
+    `headers` are those that it takes. `body` maps media types to models, or
     to None for text. `problems` are the types that this call can answer in addition to those of every call of its
     kind. `of_all` calls concern all prefixes at once: only keys that cover all prefixes may make them."""
 
@@ -151,7 +104,7 @@ class Operation:
     right: Right | None
     summary: str
     answers: tuple[Answer, ...]
-    parameters: tuple[Json, ...] = ()
+    headers: tuple[str, ...] = ()
     body: Mapping[str, type[BaseModel] | None] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     query: type[BaseModel] | None = None
@@ -172,11 +125,6 @@ class Operation:
         object.__setattr__(self, "is_endless", any(answer.media_type == EVENTS for answer in self.answers))
         shows = self.id == "getMetrics" or (self.tag == DASHBOARD and method == "GET")
         object.__setattr__(self, "works_without_redis", shows)
-
-    @property
-    def all_parameters(self) -> tuple[Json, ...]:
-        """Those of the path and the headers."""
-        return (*(each for each in (_PREFIX, _ID) if f"{{{each['name']}}}" in self.path), *self.parameters)
 
 
 def _ok(description: str, body: type[Any] | None = None, media_type: str = JSON) -> tuple[Answer, ...]:
@@ -204,7 +152,7 @@ TIMER_OPERATIONS: Final = (
         "write",
         "Arm a timer",
         _armed("The timer that was kept or replaced."),
-        (_TRACEPARENT,),
+        ("traceparent",),
         {JSON: NewTimer},
         (*_ARMING, "already-exists"),
     ),
@@ -214,7 +162,7 @@ TIMER_OPERATIONS: Final = (
         "write",
         "Arm a timer, or replace the existing one",
         _armed("The timer that replaced the existing one."),
-        (_TRACEPARENT,),
+        ("traceparent",),
         {JSON: PutTimer},
         _ARMING,
     ),
@@ -224,7 +172,7 @@ TIMER_OPERATIONS: Final = (
         "read",
         "Read a timer",
         (*_timer("The timer."), Answer(304, "The caller already has this version.", None, ("ETag",), None)),
-        (_IF_NONE_MATCH,),
+        ("If-None-Match",),
         problems=("timer-not-found",),
     ),
     Operation(
@@ -233,7 +181,7 @@ TIMER_OPERATIONS: Final = (
         "write",
         "Change a scheduled timer",
         _timer("The changed timer."),
-        (_IF_MATCH,),
+        ("If-Match",),
         {JSON: TimerChange, MERGE_PATCH: TimerChange},
         _CHANGING,
     ),
@@ -243,7 +191,7 @@ TIMER_OPERATIONS: Final = (
         "write",
         "Cancel a timer; purge also removes its record",
         _timer("The cancelled timer."),
-        (_IF_MATCH,),
+        ("If-Match",),
         problems=_CHANGING,
         query=CancelQuery,
     ),
@@ -285,7 +233,7 @@ MANY_OPERATIONS: Final = (
         "write",
         "Arm up to 1,000 timers; each has its own result",
         _ok("A result for each timer, in order.", answers.BatchAnswer),
-        (_TRACEPARENT,),
+        ("traceparent",),
         {JSON: Batch, NDJSON: None},
         ("too-many-pending",),
     ),
@@ -303,9 +251,13 @@ MANY_OPERATIONS: Final = (
         "read",
         "Follow the changes of timers as server-sent events",
         _ok(_EVENTS, media_type=EVENTS),
-        (_RESUME,),
+        (LAST_EVENT_ID,),
         query=PrefixQuery,
     ),
+)
+
+_FORGOTTEN: Final = (
+    "The declaration is gone. Its timers now belong to the processor of a shorter prefix, if there is one."
 )
 
 POD_OPERATIONS: Final = (
@@ -346,15 +298,7 @@ POD_OPERATIONS: Final = (
         "DELETE /v1/prefixes/{prefix}",
         "operate",
         "Forget the declaration of a prefix, once no live pod has its processor",
-        (
-            Answer(
-                204,
-                "The declaration is gone. Its timers now belong to the processor of a shorter prefix, if there is one.",
-                None,
-                (),
-                None,
-            ),
-        ),
+        (Answer(204, _FORGOTTEN, None, media_type=None),),
         problems=("timer-not-found", "refused"),
     ),
     Operation("listPods", "GET /v1/pods", "read", "List the live pods", _ok("The pods.", answers.PodsAnswer)),

@@ -44,9 +44,7 @@ def refuse_unchecked(request: web.Request, handler: Handler) -> Awaitable[web.St
 
 
 def _may_have(operation: Operation | None, condition: str) -> bool:
-    if operation is None or operation.method == "GET":
-        return True
-    return condition in {each["name"] for each in operation.parameters}
+    return operation is None or operation.method == "GET" or condition in operation.headers
 
 
 def _etag(timer: Timer) -> str:
