@@ -18,8 +18,9 @@ from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.dashboard.overview import health, read_seen
 from timers.errors import RedisRights
-from timers.store import refusals
+from timers.store import codec, refusals
 from timers.store.connect import connect
+from timers.store.restoring import Restored, restore
 from timers.store.store import Store
 
 pytestmark = pytest.mark.every_server
@@ -48,6 +49,13 @@ async def everything(fleet: Fleet) -> dict[bytes, Any]:
     """What lies in the shard, as the server dumps it, but for the trigger of `due`, which expires."""
     dumps = {key: await fleet.redis.dump(key) async for key in fleet.redis.scan_iter("*{0}*")}
     return {key: dump for key, dump in dumps.items() if not key.endswith(b":due")}
+
+
+async def test_a_copy_that_is_refused_stops_no_other(fleet: Fleet, limited: Store) -> None:
+    record = codec.HEAD.pack(b"2 ", b"s", 1, 0, 0, 1, 0, 1000, 9 * 10**12) + b"{}\n"
+    codes = await restore(limited, [Restored("lost", "x", record), Restored("note", "x", record)])
+    assert codes == ["rights", "restored"]
+    assert limited.refusals.lacks == {"lost": LACKS}
 
 
 @pytest.mark.parametrize("before", ["nothing", "scheduled", "cancelled"])

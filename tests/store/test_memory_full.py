@@ -27,8 +27,9 @@ from tests.store.test_bare import adopt, adopted_and_expired, resolve
 from tests.store.test_bare import put as put_bare
 from timers.core.model import Status
 from timers.errors import Full
-from timers.store import checkup, keys, notifications
+from timers.store import checkup, codec, keys, notifications
 from timers.store.membership import Member, Membership
+from timers.store.restoring import Restored, restore
 from timers.store.store import Store
 
 
@@ -54,6 +55,14 @@ async def test_a_new_timer_is_refused_whole(real: Store) -> None:
     after = await state_of(real)
     after.now_ms = before.now_ms
     assert after == before
+
+
+async def test_nothing_is_put_back_out_of_a_copy(real: Store) -> None:
+    record = codec.HEAD.pack(b"2 ", b"s", 1, 0, 0, 1, 0, 1000, 2000) + b"{}\n"
+    async with full(real):
+        with pytest.raises(Full, match="maxmemory"):
+            await restore(real, [Restored(PREFIX, "a", record)])
+    assert await restore(real, [Restored(PREFIX, "a", record)]) == ["restored"]
 
 
 async def test_the_canary_is_armed_and_the_state_is_reported(real: Store) -> None:

@@ -25,7 +25,16 @@ CALLS: Final = f"{HOOK}-"
 """What the prefixes of the calls of hooks begin with."""
 
 _BY_CAUSE: Final = MappingProxyType(
-    {"completed": "c", "skipped": "c", "failed": "f", "retry": "t", "snoozed": "", "handed-back": "", "bare-due": ""}
+    {
+        "completed": "c",
+        "skipped": "c",
+        "failed": "f",
+        "retry": "t",
+        "snoozed": "",
+        "handed-back": "",
+        "bare-due": "",
+        "imported": "",
+    }
 )
 _BY_STATUS: Final = MappingProxyType({Status.SCHEDULED: "armed", Status.RUNNING: "started"})
 _LONGEST_NAME: Final = 160

@@ -31,6 +31,7 @@ ENGLISH: Final[Mapping[str, str]] = MappingProxyType(
         "removed": "cancelled and removed",
         "retried": "retried on request",
         "replayed": "replayed",
+        "imported": "imported from {}",
         "event": "event",
         "late-look": "late look",
         "sweep": "sweep",

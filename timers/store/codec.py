@@ -39,7 +39,7 @@ NOTE_LIMIT_CHARACTERS: Final = 1200
 NOTE_READ_CHARACTERS: Final = 5 * NOTE_LIMIT_CHARACTERS
 """How much of a note is read: cleaning megabytes would take longer than running the timer."""
 
-_HEAD: Final = struct.Struct(">2scIIIIQQQ")
+HEAD: Final = struct.Struct(">2scIIIIQQQ")
 _TWO: Final = b"2 "
 """Of format 2: `2 `, the status's letter, version, attempt, failures, occurrence, token, creation and due time."""
 
@@ -131,8 +131,8 @@ def readable(prefix: str, timer_id: str, raw: bytes, lease: Lease | None = None)
 
 def _decoded(prefix: str, timer_id: str, raw: bytes, lease: Lease | None) -> Timer:
     if raw.startswith(_TWO):
-        _, letter, version, attempt, failures, occurrence, token, created_ms, due_ms = _HEAD.unpack_from(raw)
-        status, body = letter.decode(), raw[_HEAD.size :]
+        _, letter, version, attempt, failures, occurrence, token, created_ms, due_ms = HEAD.unpack_from(raw)
+        status, body = letter.decode(), raw[HEAD.size :]
     else:
         head, _, body = raw.partition(b"\n")
         form, status, *numbers = head.decode().split(" ")
@@ -194,7 +194,7 @@ def encode_end(timer: Timer, after: Transition, *, pod: str, timings: str, form:
         head = f"1 {letter} {' '.join(map(str, numbers))} {version - 1}\n".encode()
     else:
         counts = (version, attempt, failures, occurrence)
-        head = _HEAD.pack(_TWO, letter.encode(), *counts, timer.token, timer.created_ms, due_ms)
+        head = HEAD.pack(_TWO, letter.encode(), *counts, timer.token, timer.created_ms, due_ms)
     entry = f"{letter} {attempted} {pod} {timings} - {encode_cause(*cause)}"
     line = f"{timer.prefix} {timer.id} {since or '-'} {entry}\n".encode()
     spec = stored.spec if changed is None else encode(changed).encode()
@@ -229,7 +229,7 @@ def new_record(
 def _salvaged(prefix: str, timer_id: str, raw: bytes, lease: Lease | None, reason: str) -> Timer | None:
     """The timer from a record's head alone; it keeps the rest as it is."""
     error = encode_progress(Progress(last_error={"type": "CorruptRecord", "reason": reason, "detail": ""}))
-    size = _HEAD.size if raw.startswith(_TWO) else raw.find(b"\n") + 1
+    size = HEAD.size if raw.startswith(_TWO) else raw.find(b"\n") + 1
     try:
         timer = _decoded(prefix, timer_id, raw[:size] + f"{{}}\n{error}".encode(), lease)
     except _UNREADABLE:

@@ -151,23 +151,24 @@ class Store:
         self,
         name: str,
         identities: Sequence[Identity],
-        lines: Sequence[str],
+        lines: Sequence[str | bytes],
         *,
         head: Callable[[Sequence[int]], Sequence[scripts.Argument]] = lambda _places: (),
         words: int = 1,
+        most: int = ARM_LIMIT,
     ) -> list[tuple[Any, ...]]:
         """Run a script that makes timers, with a line for each, on all their shards in one round trip. Returns the
         script's `words` for each. Founds shards that do not carry the db's epoch. `head` makes
-        the arguments that come before a batch of lines."""
+        the arguments that come before a batch of at most `most` lines."""
         if identities and not self.identity.epoch:
             await self.identity.make()
         answers: dict[int, tuple[Any, ...]] = {}
         for _ in range(FOUNDING_TRIES):
             stamp, form = self.identity.stamp, self.identity.writes
             batches = [
-                (shard, places[start : start + ARM_LIMIT])
+                (shard, places[start : start + most])
                 for shard, places in self.by_shard(identities, answers).items()
-                for start in range(0, len(places), ARM_LIMIT)
+                for start in range(0, len(places), most)
             ]
             calls = [
                 (keys.root(shard), [stamp, form, *head(places), *(lines[place] for place in places)])

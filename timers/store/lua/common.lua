@@ -166,7 +166,7 @@ local function post(member, r, said, raw)
   if string.sub(member, 1, 7) == 'timers.' then return end
   -- Events by cause, where the status does not say them; '' means no event.
   local told = {completed = 'c', skipped = 'c', failed = 'f', retry = 't', snoozed = '', ['handed-back'] = '',
-                ['bare-due'] = '', purged = ''}
+                ['bare-due'] = '', imported = '', purged = ''}
   local letter = told[string.match(said, '^%S+')] or (r.status == 's' or r.status == 'w') and 'a' or r.status
   if letter == '' or not asks(hooks, letter, string.match(member, '^[^:]*')) then return end
   local outbox = root .. 'outbox'

@@ -1,0 +1,95 @@
+#!lua
+-- Put records where they were, out of a copy: each whole, with its entries and counts, unless what is there is as new. So the same
+-- call again changes nothing.
+
+local epoch, format, if_exists, cause = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+if not carries(epoch) then return {now_text, 'foreign'} end
+local answer, newest = {now_text}, 0
+
+-- Whether the first record is of a later timer of that name, or of the same one after more changes.
+local function is_newer(r, there)
+  if r.created ~= there.created then return r.created > there.created end
+  return r.version > there.version
+end
+
+-- Whether this very copy was put there before, whatever has happened to the timer since.
+local function has_entry(r)
+  for entry in string.gmatch(string.match(body_of(r), '^[^\n]*\n[^\n]*(.*)$') or '', '[^\n]+') do
+    if string.match(entry, '^%d+ %a %d+ %- %- %- (.*)$') == cause then return true end
+  end
+  return false
+end
+
+-- An older record in the place of a newer one goes on from that: versions and creation only rise, and what starts anew has an
+-- idempotency key that nobody has seen.
+local function go_on_from(there, r)
+  local started = there.occurrence > r.occurrence or there.occurrence == r.occurrence and there.attempt > r.attempt
+  if started then r.occurrence = there.occurrence + (r.status == 's' and there.attempt ~= 0 and 1 or 0) end
+  r.created, r.version = there.created, math.max(r.version, there.version)
+end
+
+local function verdict(there, r, member)
+  if if_exists == 'keep' or if_exists ~= 'replace' and not is_newer(r, there) then return 'kept' end
+  if if_exists == 'replace' and has_entry(there) then return 'kept' end
+  if there.status == 'r' and lease_of(member) then return 'running' end
+end
+
+-- Put a timer into the index of its status. An entry that is there already belongs to a lost record, and is still counted.
+local function index(prefix, id, member, r, since)
+  local added = 1
+  if r.status == 's' then
+    enqueue(prefix, id, r.due)
+    if r.failures ~= 0 then begin_retrying(prefix, id, since) end
+  elseif r.status == 'r' then
+    local held, left = lease_of(member)
+    if not held or tonumber(string.match(held, '%d+$')) ~= r.token then
+      call('DEL', lease_key(member))
+      left = -1  -- lost by now
+    end
+    added = call('ZADD', root .. 'leases', text(now + left), member)
+    earliest = math.min(earliest or now + left, now + left)
+  else
+    added = call('ZADD', finished_key(r.status, prefix), since, id)
+  end
+  if added == 0 then count(r.status, prefix, -1) end
+end
+
+local function restore(prefix, id, since, raw)
+  local r, member = parse(raw), member_of(prefix, id)
+  if not r or r.token >= 2 ^ 53 then return 'unreadable' end
+  local there, _, newer = read_or_clear(prefix, id)
+  if newer then return 'newer' end
+  local code = there and verdict(there, r, member)
+  if code then return code end
+  local refusal
+  if r.status == 's' then refusal = set_trigger(prefix, id, r.due)
+  else refusal = drop_trigger(prefix, id) end
+  if refusal then return 'rights ' .. refusal end
+  if r.status ~= 'r' then call('DEL', lease_key(member)) end
+  if not there then
+    count(r.status, prefix, 1)
+    if call('ZREM', queue_key(prefix), id) == 1 then
+      count('s', prefix, -1)
+      refresh_head(prefix)
+    end
+  else
+    if there.status == 'r' then call('ZREM', root .. 'leases', member) else leave(prefix, id, there) end
+    recount(there.status, r.status, prefix)
+    if not is_newer(r, there) then go_on_from(there, r) end
+    r.token = math.max(r.token, there.token)
+  end
+  index(prefix, id, member, r, since == '-' and now_text or since)
+  r.format, newest = format, math.max(newest, r.token)
+  if cause ~= '' then note(r, cause) end
+  r.said = 'imported'
+  write(member, r)
+  return 'restored'
+end
+
+for i = 6, #ARGV do
+  local prefix, id, since, from = string.match(ARGV[i], '^(%S+) (%S+) (%S+)\n()')
+  answer[i - 4] = restore(prefix, id, since, string.sub(ARGV[i], from))
+end
+if newest > newest_token() then call('SET', root .. 'token', text(newest)) end
+conclude()
+return answer

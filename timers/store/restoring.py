@@ -1,0 +1,125 @@
+"""Owns putting records back out of a copy: an export, or the records of a db that was lost.
+
+A copy has a record as Redis had it. It replaces what is there only if it is newer, so whoever does not know how far an
+earlier try came puts all records there again.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from timers.store import codec
+from timers.store.codec import HEAD
+from timers.store.store import Store
+
+RESTORE_LIMIT: Final = 200
+"""Records in one script call, so that it does not hold the server up."""
+
+IMPORTED: Final = "imported"
+"""The cause in the history of a timer that an import has put there; it is not what ended the timer."""
+
+
+class Restored(NamedTuple):
+    """A record to put there, as `taken_apart` understands it."""
+
+    prefix: str
+    id: str
+    record: bytes
+
+
+class Parts(NamedTuple):
+    """A record in its parts; `history` has the lines, oldest first. PROTOCOL.md describes the fields."""
+
+    status: str
+    version: int
+    attempt: int
+    failures: int
+    occurrence: int
+    token: int
+    created_ms: int
+    due_ms: int
+    spec: bytes
+    progress: bytes
+    history: Sequence[bytes]
+
+
+async def restore(store: Store, records: Sequence[Restored], *, if_exists: str = "newer", cause: str = "") -> list[str]:
+    """Make Redis hold each of these records, in any shards, in one round trip. Codes in order:
+
+    - `restored`: the record is there as given, in the db's format. A scheduled timer whose due time is past fires at
+      once. A running one counts as lost until its pod extends the lease. One that waited for a bare key no longer does.
+    - `kept`: what is there is as new or newer, by its creation and then its version; with `if_exists` `keep` whatever
+      is there; with `replace` what has an entry with this `cause`, whatever it has been through since.
+    - `running`: what is there is older, but it runs, and its pod is alive.
+    - `newer`, `unreadable`: what is there, or what was given, has a format that this version cannot read.
+    - `rights`: the Redis user may not touch the timer's trigger.
+
+    With a `cause` (and details after a space) each record that was put there gets a history entry, and so a version
+    more. With `replace` an older record gets the creation, and a version and token above those, of the newer one it
+    replaces. Hooks hear nothing of it. Raises Unavailable: repeat the call, some records may be there."""
+    answers = await store.run_lines(
+        "restore",
+        [(prefix, timer_id) for prefix, timer_id, _ in records],
+        [f"{prefix} {timer_id} {_since(raw)}\n".encode() + raw for prefix, timer_id, raw in records],
+        head=lambda _places: (if_exists, cause),
+        most=RESTORE_LIMIT,
+    )
+    codes = []
+    for (said,) in answers:
+        code, _, command = said.decode().partition(" ")
+        if command:
+            store.refusals.denied(command)
+        codes.append(code)
+    return codes
+
+
+def _since(raw: bytes) -> int | str:
+    """The score of the record in the index of its status: when a timer ended, since when one has failed that is tried
+    again; `-` for neither, or if the record does not say."""
+    try:
+        parts = taken_apart(raw)
+        if parts.status in "cfux":
+            return ended_ms(parts)
+        if parts.failures and (timer := codec.readable("", "", raw)) is not None:
+            return codec.encode_since(timer.progress) or "-"
+    except ValueError:
+        pass
+    return "-"
+
+
+def ended_ms(parts: Parts) -> int:
+    """When a finished timer ended, which an import does not change."""
+    for entry in reversed(parts.history):
+        at, *_, said = entry.split(b" ", 6)
+        if said.partition(b" ")[0] != IMPORTED.encode() and at.isdigit():
+            return min(int(at), codec.LATEST_MS - 1)
+    return parts.created_ms
+
+
+def taken_apart(raw: bytes) -> Parts:
+    """The parts of a record of any format that this version reads. Does not look into its JSON. Raises ValueError."""
+    if raw.startswith(b"2 ") and len(raw) >= HEAD.size:
+        _, letter, version, attempt, failures, occurrence, token, created_ms, due_ms = HEAD.unpack_from(raw)
+        status, body = letter.decode(errors="replace"), raw[HEAD.size :]
+    else:
+        head, _, body = raw.partition(b"\n")
+        form, status, *numbers = head.decode(errors="replace").split(" ")
+        if form != "1" or len(numbers) != 8:
+            raise ValueError("not a record of a format that this version reads")
+        version, token, attempt, failures, occurrence, due_ms, created_ms, _ = map(int, numbers)
+    spec, progress, *history = body.split(b"\n")
+    if status not in codec.STATUSES or max(created_ms, due_ms) >= codec.LATEST_MS:
+        raise ValueError("not a record")
+    return Parts(
+        status, version, attempt, failures, occurrence, token, created_ms, due_ms, spec, progress, tuple(history)
+    )
+
+
+def put_together(parts: Parts) -> bytes:
+    """The record of these parts. Raises ValueError for a number that it cannot hold."""
+    status, version, attempt, failures, occurrence, token, created_ms, due_ms, spec, progress, history = parts
+    try:
+        head = HEAD.pack(b"2 ", status.encode(), version, attempt, failures, occurrence, token, created_ms, due_ms)
+    except struct.error as error:
+        raise ValueError(f"a number in it is too large: {error}") from error
+    return head + b"\n".join((spec, progress, *history))
