@@ -3,7 +3,7 @@
 import asyncio
 import json
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,6 @@ from tests.waiting import eventually
 from tests.webhooks.receivers import Received, receiving, settings
 from timers import Fail
 from timers.core.model import Timer
-from timers.engine.pod import AlarmTimes
 from timers.processor import Context
 from timers.settings import Settings
 from timers.store import alarms, keys
@@ -25,7 +24,12 @@ from timers_processors.hooks import processors
 from timers_processors.webhook import WebHooks
 
 DAY_MS: Final = 86_400_000
-LASTING: Final = AlarmTimes(gather_ms=0, calm_ms=DAY_MS, over_ms=DAY_MS, poll_ms=20)
+LASTING: Final[Mapping[str, int]] = {
+    "alarm_gather_ms": 0,
+    "alarm_calm_ms": DAY_MS,
+    "alarm_over_ms": DAY_MS,
+    "alarm_poll_ms": 20,
+}
 """Told at once, and never over."""
 
 
@@ -33,9 +37,11 @@ async def give_up(_timer: Timer, _context: Context) -> None:
     raise Fail("no such user")
 
 
-async def pod_of(fleet: Fleet, given: Settings, *calls: Calls, times: AlarmTimes = LASTING, **options: Any) -> Pod:
+async def pod_of(
+    fleet: Fleet, given: Settings, *calls: Calls, times: Mapping[str, int] = LASTING, **options: Any
+) -> Pod:
     """A pod with these settings."""
-    asked: dict[str, Any] = {"hooks": given.requested_hooks, "public_url": given.public_url, "alarm_times": times}
+    asked: dict[str, Any] = {"hooks": given.requested_hooks, "public_url": given.public_url, **times}
     return await fleet.pod(*calls, *processors(WebHooks(given)), **asked, **options)
 
 
@@ -63,14 +69,14 @@ async def test_a_thousand_failures_on_two_pods_are_one_alarm_and_one_end(fleet: 
     failing = Calls(act=give_up)
     async with receiving() as receiver:
         given = settings(alarms=receiver.url, hook_secrets=SECRET, public_url="https://timers.example")
-        gathering = AlarmTimes(gather_ms=DAY_MS, poll_ms=20)
+        gathering = {"alarm_gather_ms": DAY_MS, "alarm_poll_ms": 20}
         pods = [await pod_of(fleet, given, failing, times=gathering, name=name) for name in ("a", "b")]
         await fleet.client.batch([{"prefix": "note", "id": f"n-{n}", "delay": 0} for n in range(1000)])
         await counted(fleet, 1000)
         assert of(receiver.received, "failed") == []
         for pod in pods:
             await fleet.drain(pod)
-        calm = AlarmTimes(gather_ms=0, calm_ms=0, poll_ms=20)
+        calm = {"alarm_gather_ms": 0, "alarm_calm_ms": 0, "alarm_poll_ms": 20}
         for name in ("c", "d"):
             await pod_of(fleet, given, times=calm, name=name)
         await until(lambda: len(of(receiver.received, "failed")) == 2, "the alarm began and ended")
@@ -121,7 +127,7 @@ async def test_a_pod_killed_before_it_knows_of_its_message_sends_no_second(
 
 async def test_an_ongoing_alarm_sends_more_messages_only_with_more_failures(fleet: Fleet) -> None:
     async with receiving() as receiver:
-        times = LASTING._replace(again_ms=0)
+        times = {**LASTING, "alarm_again_ms": 0}
         await pod_of(fleet, settings(alarms=receiver.url), Calls(act=give_up), times=times)
         for number in range(3):
             await fleet.client.create("note", f"n-{number}", delay=0)
@@ -209,7 +215,7 @@ async def test_timers_that_nobody_serves_are_an_alarm_of_their_own(fleet: Fleet)
 async def test_timers_that_wait_too_long_are_an_alarm_until_they_have_run(fleet: Fleet) -> None:
     async with receiving() as receiver:
         await fleet.drain(await fleet.pod(Calls("away"), name="away"))
-        times = AlarmTimes(gather_ms=0, over_ms=0, overdue_ms=500, poll_ms=20)
+        times = {"alarm_gather_ms": 0, "alarm_over_ms": 0, "alarm_overdue_ms": 500, "alarm_poll_ms": 20}
         await pod_of(fleet, settings(alarms=receiver.url), times=times, unhandled_after_ms=DAY_MS)
         await fleet.client.create("away", "a", delay=0)
         await until(lambda: of(receiver.received, "overdue"), "it is told")
@@ -229,7 +235,7 @@ async def test_timers_that_keep_failing_are_an_alarm_with_their_error_until_they
 
     async with receiving() as receiver:
         given = settings(alarms=receiver.url)
-        times = AlarmTimes(gather_ms=0, over_ms=0, failing_ms=0, poll_ms=20)
+        times = {"alarm_gather_ms": 0, "alarm_over_ms": 0, "alarm_failing_ms": 0, "alarm_poll_ms": 20}
         calls = Calls(act=act, retry={"backoff": ["1h", "1h"]})
         await pod_of(fleet, given, calls, times=times)
         await fleet.client.create("note", "a", delay=0)
@@ -245,7 +251,7 @@ async def test_timers_that_keep_failing_are_an_alarm_with_their_error_until_they
 
 async def test_lost_data_is_an_alarm_until_somebody_knows(fleet: Fleet) -> None:
     async with receiving() as receiver:
-        times = AlarmTimes(gather_ms=0, over_ms=0, poll_ms=20)
+        times = {"alarm_gather_ms": 0, "alarm_over_ms": 0, "alarm_poll_ms": 20}
         pod = await pod_of(fleet, settings(alarms=receiver.url), Calls(), times=times)
         await fleet.client.create("note", "a", delay="1h")
         await until(lambda: pod.store.identity.armed, "the pod knows of it")
@@ -260,7 +266,7 @@ async def test_lost_data_is_an_alarm_until_somebody_knows(fleet: Fleet) -> None:
 
 async def test_a_deaf_pod_is_an_alarm_until_it_hears(fleet: Fleet) -> None:
     async with receiving() as receiver:
-        times = AlarmTimes(gather_ms=0, over_ms=0, poll_ms=20)
+        times = {"alarm_gather_ms": 0, "alarm_over_ms": 0, "alarm_poll_ms": 20}
         await pod_of(fleet, settings(alarms=receiver.url), times=times)
         await fleet.redis.config_set("notify-keyspace-events", "")
         await until(lambda: of(receiver.received, "deaf"), "it is told")

@@ -19,7 +19,6 @@ from tests.webhooks.receivers import Received, hang, receiving, settings, speaki
 from timers import Fail, InvalidInput, Rearm, Retry
 from timers.core.hooks import EVENTS, NAMES, letter_of
 from timers.core.model import Timer
-from timers.engine.pod import AlarmTimes
 from timers.processor import Context, find
 from timers.settings import Settings, load_settings
 from timers.store import keys, outbox
@@ -107,7 +106,10 @@ async def test_a_webhook_cannot_forge_what_a_hook_or_an_alarm_says(fleet: Fleet,
             *webhook_processors(webhooks),
             *processors(webhooks),
             hooks=given.requested_hooks,
-            alarm_times=AlarmTimes(gather_ms=0, calm_ms=86_400_000, over_ms=86_400_000, poll_ms=20),
+            alarm_gather_ms=0,
+            alarm_calm_ms=86_400_000,
+            alarm_over_ms=86_400_000,
+            alarm_poll_ms=20,
         )
         await fleet.client.create("note", "a", delay=0)
         await until(lambda: receiver.received, "the failure is told")

@@ -75,8 +75,7 @@ class Hooks:
 
     @property
     def services(self) -> Services:
-        """By name."""
-        alarms_seconds = self._options.alarm_times.poll_ms / 1000
+        alarms_seconds = self._options.alarm_poll_ms / 1000
         return {"hooks": self._run, "alarms": partial(repeat, self._check_alarms, alarms_seconds)}
 
     async def _run(self) -> None:
@@ -183,12 +182,13 @@ class Hooks:
         they have rank 0 of shard 0, they arm the same messages."""
         if not self._targets or self._peers.rank(0) != 0:
             return
-        seen, times, store = await self._seen(), self._options.alarm_times, self._pod.store
+        seen, options, store = await self._seen(), self._options, self._pod.store
         for kind in TEXTS:
             if kind in seen:
                 await alarms.note(store, kind, [{"note": note} for note in seen[kind][:NEWEST]])
-            calm_ms = times.calm_ms if kind in COUNTED.values() else times.over_ms
-            alarm = await alarms.poll(store, kind, gather_ms=times.gather_ms, again_ms=times.again_ms, calm_ms=calm_ms)
+            calm_ms = options.alarm_calm_ms if kind in COUNTED.values() else options.alarm_over_ms
+            gather_ms, again_ms = options.alarm_gather_ms, options.alarm_again_ms
+            alarm = await alarms.poll(store, kind, gather_ms=gather_ms, again_ms=again_ms, calm_ms=calm_ms)
             if alarm is not None:
                 await self._send(alarm, is_seen=kind in seen)
 
@@ -205,11 +205,11 @@ class Hooks:
         """What is wrong now: for each alarm, the notes about it."""
         store = self._pod.store
         fleet = await read_fleet(store)
-        times, waited_ms = self._options.alarm_times, fleet.overdue_ms("ready")
-        overdue = [f"the oldest has waited {waited_ms // 1000} s"] if waited_ms > times.overdue_ms else []
+        options, waited_ms = self._options, fleet.overdue_ms("ready")
+        overdue = [f"the oldest has waited {waited_ms // 1000} s"] if waited_ms > options.alarm_overdue_ms else []
         deaf = [f"pod {pod.pod}" for pod in fleet.roster.workers if pod.delivery == "deaf"]
         lost = [str(loss) for loss in store.identity.losses.values()]
-        failing = list((await long_failing(store, for_ms=times.failing_ms)).values())
+        failing = list((await long_failing(store, for_ms=options.alarm_failing_ms)).values())
         seen = {"retrying": failing, "overdue": overdue, "deaf": deaf, "lost": lost}
         return {kind: notes for kind, notes in seen.items() if notes}
 

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from timers.core.fields import is_own
 from timers.core.hooks import Hook
@@ -52,24 +52,6 @@ def taken_lease_ms(lease_ms: int) -> int:
     return lease_ms - lease_ms // NOTICE_SHARE
 
 
-class AlarmTimes(NamedTuple):
-    """When an alarm sends messages: first after `gather_ms`, then every `again_ms` while there is more. It is over
-    `calm_ms` after the newest failure, or `over_ms` after the last poll that saw its state. A timer that may run and
-    has waited for longer than `overdue_ms` is an alarm; taking over a dead pod's runs takes less time. So is one that
-    has failed for longer than `failing_ms` and is tried again."""
-
-    gather_ms: int = 5_000
-    again_ms: int = 3_600_000
-    calm_ms: int = 600_000
-    failing_ms: int = FAILING_MS
-    over_ms: int = 60_000
-    overdue_ms: int = 60_000
-    poll_ms: int = 5_000
-
-
-ALARM_TIMES: Final = AlarmTimes()
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
     """What a pod is set to, and below that what only tests change. When it has died, others run its timers within
@@ -80,7 +62,12 @@ class WorkerOptions:
     even an empty one has 256 buckets to look at. An event may take `grace_ms` from the due time before the sweep claims
     without it: twice the others' delay. After the drain timeout, Redis has `hand_back_seconds` to take the last
     ends; another pod rescues the runs of the rest. A hook that no pod has asked for in `forget_hooks_ms` is taken back;
-    a deploy and a restart of the fleet take less."""
+    a deploy and a restart of the fleet take less.
+
+    An alarm sends messages first after `alarm_gather_ms`, then every `alarm_again_ms` while there is more. It is over
+    `alarm_calm_ms` after the newest failure, or `alarm_over_ms` after the last poll that saw its state. A timer that
+    may run and has waited for longer than `alarm_overdue_ms` is an alarm; taking over a dead pod's runs takes less
+    time. So is one that has failed for longer than `alarm_failing_ms` and is tried again."""
 
     pod: str
     concurrency: int
@@ -106,7 +93,13 @@ class WorkerOptions:
     hand_back_seconds: float = 1.0
     forget_after_ms: int = FORGET_AFTER_MS
     forget_hooks_ms: int = 600_000
-    alarm_times: AlarmTimes = ALARM_TIMES
+    alarm_gather_ms: int = 5_000
+    alarm_again_ms: int = 3_600_000
+    alarm_calm_ms: int = 600_000
+    alarm_failing_ms: int = FAILING_MS
+    alarm_over_ms: int = 60_000
+    alarm_overdue_ms: int = 60_000
+    alarm_poll_ms: int = 5_000
 
 
 class Observer:
@@ -134,7 +127,6 @@ class Observer:
         """The pod has processors of these prefixes."""
 
     def started(self, prefix: str, lateness_ms: int) -> None:
-        """A run started this late."""
         if not is_own(prefix):
             self.starts[bucket_of(lateness_ms)] += 1
 
@@ -170,7 +162,6 @@ class Pod:
 
     @cached_property
     def shards(self) -> tuple[int, ...]:
-        """The shards it takes."""
         subset = self.options.shard_subset
         return tuple(range(self.store.shards)) if subset is None else subset
 
@@ -181,11 +172,9 @@ class Pod:
 
     @cached_property
     def permits(self) -> Permits:
-        """The permits of limited prefixes."""
         return Permits(self.store)
 
     def serves(self, shard: int, prefix: str) -> bool:
-        """Whether this pod serves a queue."""
         return shard in self.shards and self.owns(prefix)
 
     def owns(self, prefix: str) -> bool:
