@@ -92,15 +92,12 @@ _UNKNOWN: Final = ("timers_overdue_seconds", "timers_outbox_entries", "timers_ou
 
 
 class _Buckets:
-    """Values counted by bucket."""
-
     __slots__ = ("_bounds", "_numbers", "_total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds, self._numbers, self._total = bounds, [0] * (len(bounds) + 1), 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value."""
         self._numbers[bisect_left(self._bounds, value)] += 1
         self._total += value
 
@@ -165,21 +162,17 @@ class Metrics(Observer, Collector):
                 self._numbers["timers_removed_total"][prefix, status.value] += 0
 
     def started(self, prefix: str, lateness_ms: int) -> None:
-        """See Observer."""
         super().started(prefix, lateness_ms)
         self._spreads["timers_lateness_seconds"][prefix,].observe(lateness_ms / 1000)
 
     def ended(self, prefix: str, outcome: str, seconds: float) -> None:
-        """See Observer."""
         self._spreads["timers_run_seconds"][prefix,].observe(seconds)
         self._numbers["timers_runs_total"][prefix, outcome] += 1
 
     def count(self, what: Counted, *labels: str, by: float = 1) -> None:
-        """See Observer."""
         self._numbers[f"timers_{what}_total"][labels] += by
 
     def measure(self, what: Measured, value: float) -> None:
-        """See Observer."""
         self._spreads[f"timers_{what}"][()].observe(value)
 
     def called(self, script: str, seconds: float) -> None:

@@ -222,7 +222,6 @@ class Registry:
 
     @property
     def processors(self) -> tuple[Processor, ...]:
-        """The processors of `declared`, sorted by prefix."""
         return tuple(self._by_prefix[prefix] for prefix in self.declared)
 
 

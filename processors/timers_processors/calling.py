@@ -59,8 +59,6 @@ _TRY_AGAIN: Final = frozenset({408, 425, 429})
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request to make."""
-
     method: str
     url: URL
     headers: Mapping[str, str]

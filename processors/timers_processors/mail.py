@@ -69,7 +69,6 @@ class SmtpTransport:
         return f"sent by email: {_said(refused)}" if refused else "sent by email"
 
     async def close(self) -> None:
-        """Close the idle connections."""
         for _, connection in self._idle:
             connection.close()
         self._idle.clear()

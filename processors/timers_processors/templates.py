@@ -30,7 +30,6 @@ class Templates:
         )
 
     def has(self, name: str) -> bool:
-        """Whether there is a text of that name."""
         return self._find(f"{name}.txt") is not None
 
     def text(self, name: object, values: Mapping[str, Any]) -> str:
@@ -47,7 +46,6 @@ class Templates:
         return self._rendered(f"{name}.html", values)
 
     def subject(self, name: str, values: Mapping[str, Any]) -> str | None:
-        """As `html`, for the subject."""
         return self._rendered(f"{name}.subject.txt", values)
 
     def _find(self, file: str) -> Any:

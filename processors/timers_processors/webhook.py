@@ -47,13 +47,10 @@ def processors(hooks: "WebHooks | None" = None) -> Iterator[Processor]:
 
 
 class WebHooks:
-    """What all webhook processors of a pod share."""
-
     def __init__(self, settings: Settings, targets: Targets | None = None, lookup: Lookup = socket.getaddrinfo) -> None:
         self.settings, self._targets, self._lookup = settings, targets or Targets(), lookup
 
     def opened(self) -> AbstractAsyncContextManager[HttpClient]:
-        """The pod's connections."""
         settings = self.settings
         return HttpClient.opened(settings.webhook_allow, settings.webhook_deny, self._targets, self._lookup)
 
@@ -102,7 +99,6 @@ def _refuse_types_of_hooks(body: bytes) -> None:
 
 
 def _identified(timer: Timer, context: Context[HttpClient]) -> dict[str, str]:
-    """Headers that name the timer and the try."""
     return {
         "Timers-Prefix": timer.prefix,
         "Timers-Id": timer.id,
@@ -114,7 +110,6 @@ def _identified(timer: Timer, context: Context[HttpClient]) -> dict[str, str]:
 
 
 def as_json(value: Any) -> tuple[dict[str, str], bytes]:
-    """A JSON body with its type."""
     return {"Content-Type": "application/json"}, json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 

@@ -42,7 +42,6 @@ class Canary:
         return f"{self._pod.name}:{self._round}"
 
     def heard(self, name: str) -> None:
-        """A canary's event arrived."""
         if name == self._name:
             self._heard.set()
 
@@ -58,16 +57,13 @@ class Canary:
         self.subscribed = False
 
     def judge_soon(self) -> None:
-        """Begin the next round at once."""
         self._soon.set()
 
     async def next_failure(self) -> None:
-        """Wait until a canary's event fails to arrive."""
         self._failed.clear()
         await self._failed.wait()
 
     def delivery_failed(self) -> bool:
-        """Whether notifications fail to arrive."""
         return self.delivery == "deaf"
 
     def receives_events(self) -> bool:
@@ -75,7 +71,6 @@ class Canary:
         return self.subscribed and not self.delivery_failed()
 
     async def run(self) -> None:
-        """Judge over and over."""
         await repeat(self._judge, self._pod.options.canary_every_seconds, self._soon)
 
     async def _judge(self) -> None:

@@ -34,8 +34,6 @@ FULL_MS: Final = 500
 
 
 class Claimer:
-    """Claims and rescues for one pod."""
-
     def __init__(self, pod: Pod, intake: Intake, runner: Runner) -> None:
         self._pod, self._intake, self._runner = pod, intake, runner
         self._asked = 0
@@ -51,7 +49,6 @@ class Claimer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no claim is in progress."""
         return not self._rounds
 
     async def finish(self) -> None:

@@ -137,7 +137,6 @@ class Intake:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to take."""
         return not any(lane.something.is_set() for lane in self._lanes)
 
     def waiting(self) -> tuple[int, float]:

@@ -47,7 +47,6 @@ class Leases:
 
     @property
     def services(self) -> Services:
-        """By name."""
         return {"heartbeat": self._extend_all, "loop_watchdog": self._watch}
 
     async def _extend_all(self) -> None:

@@ -27,8 +27,6 @@ _log = get_logger("timers.listener")
 
 
 class Listener:
-    """Receives events."""
-
     def __init__(
         self,
         pod: Pod,
@@ -141,7 +139,6 @@ class Listener:
         self._peers.beat_soon()
 
     def handle(self, what: str, *said: Any) -> None:
-        """Handle one notification."""
         self._delivered = True
         self._handlers[what](*said)
 

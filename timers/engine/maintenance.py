@@ -57,7 +57,6 @@ class Maintenance:
 
     @property
     def services(self) -> Services:
-        """By name, what keeps the shards in order."""
         unhandled_seconds = self._options.unhandled_after_ms / 1000
         return {
             "janitor": self._prune,

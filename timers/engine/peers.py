@@ -102,7 +102,6 @@ class Peers:
             _log.warning("could not sign off", reason=str(error))
 
     async def run(self) -> None:
-        """Give a sign of life at once and then at every beat."""
         while True:
             self._soon.clear()
             await self.beat()

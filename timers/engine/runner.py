@@ -94,7 +94,6 @@ class Runner:
         return {(run.timer.prefix, run.timer.id) for run in self._runs}
 
     def limits_of(self, prefix: str) -> Limits:
-        """The limits of a queue."""
         return self._pod.registry.require(prefix).limits
 
     def room_of(self, prefix: str) -> int:
@@ -166,7 +165,6 @@ class Runner:
         self._stop(run, "lost")
 
     async def finished(self) -> None:
-        """Wait until nothing is running."""
         await self._until(lambda: not self.executing)
 
     async def _until(self, so: Callable[[], object]) -> None:

@@ -72,7 +72,6 @@ class Run:
 
     @property
     def timeout_at(self) -> float:
-        """When its timeout is over."""
         return self.started + (math.inf if self.timeout_ms is None else self.timeout_ms / 1000)
 
     @property

@@ -80,7 +80,6 @@ class Spans:
 
 
 def end_span(span: "Span", kind: str, outcome: Outcome | None) -> None:
-    """End the span of a run with the run's outcome."""
     from opentelemetry.trace import StatusCode  # noqa: PLC0415
 
     span.set_attribute("timers.outcome", kind)

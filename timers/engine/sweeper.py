@@ -48,7 +48,6 @@ class ShardSweep:
     def __init__(self, shard: int, sweeper: "Sweeper") -> None:
         self._shard, self._all = shard, sweeper
         self.next_poll_ms = 0.0
-        """When to poll next."""
         self.heard_ms = 0.0
         """When somebody was heard to touch keys of the shard."""
         self._polled_ms = self._part_ms = 0.0
@@ -71,7 +70,6 @@ class ShardSweep:
         self.poll_now()
 
     def poll_now(self) -> None:
-        """Poll at once."""
         self.next_poll_ms = 0
         self._due_sooner.set()
 
@@ -168,8 +166,6 @@ class ShardSweep:
 
 
 class Sweeper:
-    """The sweeps of all shards of this pod."""
-
     def __init__(self, pod: Pod, intake: Intake, peers: Peers, canary: Canary) -> None:
         self.pod, self.intake, self.peers, self.grace_ms = pod, intake, peers, pod.options.grace_ms
         self.receives_events, self._delivery_failed = canary.receives_events, canary.delivery_failed

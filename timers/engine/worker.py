@@ -65,8 +65,6 @@ class PodHealth:
 
 
 class Worker:
-    """The worker of one pod."""
-
     def __init__(
         self,
         store: Store,
@@ -190,7 +188,6 @@ class Worker:
         _log.info("worker drained", pod=self._options.pod)
 
     def shorten_drain(self) -> None:
-        """End a drain as if its timeout were over."""
         self._overdue.set()
 
     async def _until_overdue(self, awaited: Awaitable[object], *, and_seconds: float = 0) -> None:
@@ -211,7 +208,6 @@ class Worker:
         return self._taking, self.peers.beating, self._ending, self._leasing
 
     def health(self) -> PodHealth:
-        """The pod's current state."""
         states = {name: state for each in self.supervisors for name, state in each.states.items()}
         problems = [f"{name}: {state}" for name, state in states.items() if not state.startswith(_FINE)]
         if not self._canary.subscribed:
@@ -249,7 +245,6 @@ class Worker:
                     self.intake.mark_all(shard, prefix, "room")
 
     def _state(self) -> Mapping[str, Any]:
-        """This pod's state, for its signs of life."""
         return {
             "running": self.runner.executing,
             "notifications": self._canary.delivery,
