@@ -12,7 +12,7 @@ import pytest
 from tests.engine.fleet import CALM_LEASE_MS, Calls, Held, options_of, until
 from tests.unit.samples import NoTimers, a_timer
 from tests.waiting import DEADLINE_SECONDS
-from timers.core.model import Status, Timer
+from timers.core.model import Status, Timer, in_english
 from timers.engine.pod import Pod, taken_lease_ms
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
@@ -233,7 +233,7 @@ async def test_an_unreadable_timer_is_ended_without_a_run(rig: _Rig, held: Held)
     timer = a_timer(prefix="note", token=next(_tokens))
     rig.runner.start(0, Claimed([], [(timer, "unreadable record: odd")], {}), time.monotonic())
     assert rig.statuses() == [Status.FAILED]
-    assert "unreadable record: odd" in rig.runs.ends[0].transition.note
+    assert "unreadable record: odd" in in_english(*rig.runs.ends[0].transition.cause)
     assert (rig.runner.executing, len(held)) == (0, 0)
 
 
@@ -380,7 +380,7 @@ async def test_without_any_thread_a_plain_function_fails_and_says_so(
     monkeypatch.setattr(threading.Thread, "start", _no_thread)
     rig.start(1, "plain")
     await until(lambda: rig.statuses() == [Status.FAILED], "it has failed")
-    assert "can't start new thread" in rig.runs.ends[0].transition.note
+    assert "can't start new thread" in in_english(*rig.runs.ends[0].transition.cause)
     assert (rig.runner.abandoned, len(plain)) == (0, 0)
 
 

@@ -11,7 +11,7 @@ from tests.unit.deciding import ENDED_MS, STEADY, after, armed, claimed
 from tests.unit.samples import START_MS, a_timer, at
 from timers.core.decide import Transition, decide, exhausted, missed, was_skipped
 from timers.core.durations import DAY_MS, HOUR_MS, MAX_MS, MINUTE_MS, SECOND_MS
-from timers.core.model import HistoryEntry, Progress, Status
+from timers.core.model import HistoryEntry, Progress, Status, in_english
 from timers.core.outcome import Done, Exhausted, HandBack, Missed, Rearm, Snooze
 from timers.core.policies import IN_TIME_MS, RetryPolicy
 from timers.errors import InvalidInput
@@ -31,7 +31,7 @@ class TestDone:
     def test_keeps_its_result_and_shows_it_behind_the_note(self) -> None:
         decided = after(a_timer(), Done("charged", {"cents": 5}))
         assert decided.progress == Progress(result={"cents": 5})
-        assert decided.note == 'charged; result {"cents":5}'
+        assert in_english(*decided.cause) == 'charged; result {"cents":5}'
 
     def test_of_a_repeat_plans_the_next_occurrence_with_nothing_counted(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}})
@@ -54,7 +54,7 @@ class TestDone:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}})
         decided = after(timer, Done("sent"), START_MS + 5 * HOUR_MS + 1001)
         assert decided.due_ms == START_MS + 6 * HOUR_MS
-        assert decided.note == "sent; skipped what was missed before 2026-11-21T16:00:00.000Z"
+        assert in_english(*decided.cause) == "sent; skipped what was missed before 2026-11-21T16:00:00.000Z"
 
 
 class TestRearm:
@@ -169,7 +169,7 @@ class TestGivenUpBeforeTheStart:
     def test_fails_with_the_reason_and_without_another_start(self) -> None:
         decided = after(a_timer(attempt=6, failures=5), self.LOST)
         assert (decided.status, decided.attempt, decided.failures) == (Status.FAILED, 5, 5)
-        assert decided.note == "gave up after 5 runs were lost with their pods"
+        assert in_english(*decided.cause) == "gave up after 5 runs were lost with their pods"
         error = decided.progress.last_error
         assert error is not None
         assert (error["type"], error["reason"]) == ("Lost", "5 runs were lost with their pods")
@@ -224,13 +224,15 @@ class TestMissed:
         timer = armed({"delay": 0, "missed": "skip"})
         decided = after(timer, Missed(5_000))
         assert (decided.status, decided.attempt, decided.failures) == (Status.COMPLETED, 0, 0)
-        assert decided.note == "skipped: 5000 ms late, missed policy skip"
+        assert in_english(*decided.cause) == "skipped: 5000 ms late, missed policy skip"
 
     def test_of_a_repeat_goes_on_after_now(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}, "missed": {"grace": "10m"}})
         decided = after(timer, Missed(3 * HOUR_MS), START_MS + 3 * HOUR_MS + 600_001)
         assert (decided.status, decided.due_ms) == (Status.SCHEDULED, START_MS + 4 * HOUR_MS)
-        assert decided.note.startswith("skipped: 10800000 ms late, missed policy grace; skipped what was missed")
+        assert in_english(*decided.cause).startswith(
+            "skipped: 10800000 ms late, missed policy grace; skipped what was missed"
+        )
 
     def test_latest_is_one_run_for_all_that_were_missed(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}, "missed": "latest"})

@@ -10,7 +10,7 @@ from tests.unit.samples import START_MS, a_timer, at
 from timers.client.planning import changed_progress
 from timers.core.decide import DETAIL_LIMIT_CHARACTERS, Transition, decide, exhausted
 from timers.core.durations import HOUR_MS, MINUTE_MS, SECOND_MS, format_time
-from timers.core.model import Progress, Status
+from timers.core.model import Progress, Status, in_english
 from timers.core.outcome import Done, Failed, Outcome, Rearm, Retry
 from timers.core.policies import RetryPolicy
 from timers.core.spec import TimerChange
@@ -78,7 +78,7 @@ class TestFailed:
         assert [t.status for t in runs] == [Status.SCHEDULED] * (most - 1) + [Status.FAILED]
         assert [t.failures for t in runs] == list(range(1, most + 1))
         assert runs[-1].attempt == most
-        assert runs[-1].note == "gave up after ValueError: broken"
+        assert in_english(*runs[-1].cause) == "gave up after ValueError: broken"
 
     def test_the_timer_s_own_policy_goes_before_the_processor_s(self) -> None:
         timer = a_timer(spec={"retry": {"max_attempts": 2}})
@@ -110,7 +110,7 @@ class TestFailed:
         assert (decided.status, decided.due_ms) == (Status.SCHEDULED, START_MS + HOUR_MS)
         assert (decided.attempt, decided.failures, decided.occurrence) == (0, 0, 2)
         assert decided.progress.last_error is not None
-        assert decided.note == "gave up after ValueError: broken"
+        assert in_english(*decided.cause) == "gave up after ValueError: broken"
 
     def test_the_last_occurrence_of_a_repeat_fails_with_its_count_of_failures(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h", "count": 1}, "retry": {"max_attempts": 1}})

@@ -317,7 +317,6 @@ class TestWishes:
     )
     def test_remember_whether_a_ladder_s_first_step_is_the_delay(self, given: dict[str, Any], *, first: bool) -> None:
         new = NewTimer.parse({"prefix": "a", "retry": {"backoff": ["5s"]}, **given})
-        assert new.starts_with_ladder is first
         assert ("ladder_first" in new.spec()) is first
 
     def test_a_cron_needs_no_due_time_and_an_interval_does(self) -> None:

@@ -11,7 +11,7 @@ from timers.core.calls import Delay
 from timers.core.cron import next_after
 from timers.core.durations import Duration, format_time, parse_ms, parse_time, within_reach
 from timers.core.fields import encode
-from timers.core.model import Cause, Progress, Status, Timer, in_english
+from timers.core.model import Cause, Progress, Status, Timer
 from timers.core.outcome import UNSET, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
 from timers.core.policies import Repeat, RetryPolicy, allowed_ms
 
@@ -33,10 +33,6 @@ class Transition(NamedTuple):
     progress: Progress
     cause: Cause
     spec: Mapping[str, Any] | None = None
-
-    @property
-    def note(self) -> str:
-        return in_english(*self.cause)
 
 
 def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng: Random) -> Transition:

@@ -2,7 +2,7 @@
 fields, and the values that several models and calls take. Also which prefix serves which."""
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Annotated, Any, Final, Self
 
@@ -155,9 +155,9 @@ def check_traceparent(value: object, field: str = "traceparent") -> str:
     raise InvalidInput.of(field, value, "a W3C traceparent: version-trace-parent-flags in lower case hexadecimal")
 
 
-def checked_duration(value: object) -> DurationInput:
-    """Any duration, kept as the caller wrote it (a timedelta as text, because records are JSON)."""
-    parsed = Duration.parse(value)
+def checked_duration(value: object, *, parse: Callable[[object], Duration] = Duration.parse) -> DurationInput:
+    """Any duration that `parse` takes, kept as the caller wrote it (a timedelta as text, because records are JSON)."""
+    parsed = parse(value)
     return value if isinstance(value, str | int | float) else str(parsed)
 
 

@@ -33,12 +33,6 @@ FOR_REPEATS: Final = ("latest", "all")
 """The missed policies that say what to do with several occurrences."""
 
 
-def _checked_interval(value: object) -> DurationInput:
-    """As a duration, but above zero, and with the named intervals."""
-    parsed = parse_interval(value)
-    return value if isinstance(value, str | int | float) else str(parsed)
-
-
 _LADDER: Final = TypeAdapter(tuple[AnyDuration, ...], config=ConfigDict(defer_build=True))
 
 
@@ -58,7 +52,9 @@ def _checked_zone(value: str) -> str:
     return value
 
 
-Interval = Annotated[DurationInput, PlainValidator(_checked_interval), WithJsonSchema(shapes.INTERVAL)]
+Interval = Annotated[
+    DurationInput, PlainValidator(partial(checked_duration, parse=parse_interval)), WithJsonSchema(shapes.INTERVAL)
+]
 Backoff = Annotated[str | tuple[DurationInput, ...], PlainValidator(_checked_backoff), WithJsonSchema(shapes.BACKOFF)]
 CronText = Annotated[StrictStr, AfterValidator(partial(check_cron, field="")), WithJsonSchema(shapes.CRON)]
 Zone = Annotated[StrictStr, AfterValidator(_checked_zone), WithJsonSchema(shapes.ZONE)]

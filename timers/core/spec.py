@@ -130,20 +130,15 @@ class PutTimer(Spec):
             errors.append(FieldError("delay", shown(None), rule))
         return errors
 
-    @property
-    def starts_with_ladder(self) -> bool:
-        """True if the first step of the ladder is the delay before the first try."""
-        has_cron = self.repeat is not None and self.repeat.cron is not None
-        return not self.moves_due and not has_cron and self.retry is not None and self.retry.ladder_ms is not None
-
     def spec(self) -> dict[str, Any]:
-        """As in the base class; `ladder_first` records that the first step was used up before the first try."""
+        """As in the base class; `ladder_first` records that the first step of the ladder was the delay before the first
+        try, because nothing else gave a due time."""
         kept = super().spec()
         if self.missed != "fire":
             kept["missed"] = self.missed
         if self.timeout is not None:
             kept["timeout"] = self.timeout
-        if self.retry is not None and self.starts_with_ladder:
+        if self.retry is not None and not self.moves_due and (self.repeat is None or self.repeat.cron is None):
             kept["ladder_first"] = True
         return kept
 
