@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from email.utils import parseaddr
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from pydantic import BeforeValidator, SecretStr
+from pydantic import AfterValidator, BeforeValidator, SecretStr
 
-from timers.access import read_entries
 from timers.core.durations import parse_ms
 from timers.core.fields import check_prefix, owner
 from timers.core.hooks import Hook
@@ -33,35 +32,35 @@ HOOKS_LIMIT: Final = 100
 _HOST: Final = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
-def listed(value: object) -> object:
-    """The parts of comma-separated text; any other value unchanged."""
-    return _parts(value) if isinstance(value, str) else value
+def from_text(parse: Callable[[str], object]) -> BeforeValidator:
+    """Parses text. Any other value, which only a program gives, stays."""
+    return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
 
 
-def _parts(text: str) -> list[str]:
+def checked(check: Callable[[str], object]) -> AfterValidator:
+    """Lets pass what the check does not raise at, confidential or not."""
+
+    def passing(given: str | SecretStr) -> str | SecretStr:
+        check(given if isinstance(given, str) else given.get_secret_value())
+        return given
+
+    return AfterValidator(passing)
+
+
+def parts(text: str) -> list[str]:
+    """The parts of comma-separated text."""
     return [part for part in (piece.strip() for piece in text.split(",")) if part]
 
 
-def lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
+def milliseconds_or(word: str) -> BeforeValidator:
+    """A duration; None for the word."""
+    return from_text(lambda text: None if text.lower() == word else parse_ms(text))
 
 
-def milliseconds(value: object) -> object:
-    """Parses text as a duration. A number, which only a program gives, is already in milliseconds."""
-    return parse_ms(value) if isinstance(value, str) else value
-
-
-def milliseconds_or(word: str) -> Callable[[object], object]:
-    """As `milliseconds`; None for the word."""
-    return lambda value: None if isinstance(value, str) and value.lower() == word else milliseconds(value)
-
-
-def shard_numbers(value: object) -> object:
+def shard_numbers(text: str) -> tuple[int, ...]:
     """Parses `0-15,20` into the numbers that it names, in order."""
-    if not isinstance(value, str):
-        return value
     numbers: set[int] = set()
-    for part in value.split(","):
+    for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         low, high = int(first), int(last if dash else first)
         if not low <= high < MAX_SHARDS:
@@ -70,12 +69,12 @@ def shard_numbers(value: object) -> object:
     return tuple(sorted(numbers))
 
 
-def builtin_names(value: object) -> object:
-    """None for `all`, an empty tuple for `none`, else the names."""
-    names = listed(value)
+def builtin_names(text: str) -> Sequence[str] | None:
+    """None for `all`, an empty list for `none`, else the names."""
+    names = parts(text)
     if names in (["all"], ["none"]):
-        return None if names == ["all"] else ()
-    if isinstance(names, list) and {"all", "none"}.intersection(names):
+        return None if names == ["all"] else []
+    if {"all", "none"}.intersection(names):
         raise ValueError(names)
     return names
 
@@ -95,117 +94,101 @@ def _is_address(text: str) -> bool:
 def check_redis_url(url: str) -> str:
     """Refuses a URL that cannot be a server. An accepted URL splits safely, so `redacted` hides every password in
     it."""
-    parts = urlsplit(url)
-    if parts.scheme not in REDIS_SCHEMES or parts.fragment:
+    split = urlsplit(url)
+    if split.scheme not in REDIS_SCHEMES or split.fragment:
         raise ValueError(f"expected {REDIS_URL}")
-    if parts.scheme == "unix":
-        usable = len(parts.path) > 1
+    if split.scheme == "unix":
+        usable = len(split.path) > 1
     else:
-        path = r"/[^/@]+(/\d+)?" if parts.scheme == "redis+sentinel" else r"/?|/[0-9]+"
-        usable = _check_addresses(parts) and re.fullmatch(path, parts.path) is not None
+        path = r"/[^/@]+(/\d+)?" if split.scheme == "redis+sentinel" else r"/?|/[0-9]+"
+        usable = _check_addresses(split) and re.fullmatch(path, split.path) is not None
     if not usable:
         raise ValueError(f"expected {REDIS_URL}")
     return url
 
 
-def check_signing_secret(given: SecretStr) -> SecretStr:
-    signing_key(given)
-    return given
-
-
-def signing_key(secret: SecretStr) -> bytes:
+def signing_key(secret: str) -> bytes:
     """The key of a secret such as `whsec_…`."""
-    kind, _, encoded = secret.get_secret_value().partition("_")
+    kind, _, encoded = secret.partition("_")
     key = b64decode(encoded, validate=True)
     if kind != "whsec" or not 24 <= len(key) <= 64:
         raise ValueError(kind)
     return key
 
 
-def prefixed_secrets(value: object) -> object:
+def _prefixed_secrets(text: str) -> Sequence[tuple[str, str]]:
     """Parses `[prefix=]whsec_…` into pairs; the prefix is empty if none is given. (Base64 may end in `=`.)"""
-    if not isinstance(value, str):
-        return value
     pairs = []
-    for text in _parts(value):
-        prefix, _, secret = ("", "", text) if text.startswith("whsec_") else text.partition("=")
-        pairs.append((check_prefix(prefix) if prefix else "", SecretStr(secret)))
-        signing_key(pairs[-1][1])
+    for part in parts(text):
+        prefix, _, secret = ("", "", part) if part.startswith("whsec_") else part.partition("=")
+        signing_key(secret)
+        pairs.append((check_prefix(prefix) if prefix else "", secret))
     return pairs
 
 
-PrefixedSecrets = Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(prefixed_secrets)]
+PrefixedSecrets = Annotated[tuple[tuple[str, SecretStr], ...], from_text(_prefixed_secrets)]
 
 
 def keys_of(secrets: Sequence[tuple[str, SecretStr]], prefix: str) -> list[bytes]:
     """The keys that sign what is about a prefix, all at once: those of the longest prefix that serves it, else those
     given without a prefix."""
     chosen = owner(prefix, {given for given, _ in secrets}) or ""
-    return [signing_key(secret) for given, secret in secrets if given == chosen]
+    return [signing_key(secret.get_secret_value()) for given, secret in secrets if given == chosen]
 
 
-def prefixed_urls(value: object) -> object:
+def prefixed_urls(text: str) -> Sequence[tuple[str, str]]:
     """Parses `prefix=https://…` into pairs; no prefix may be given twice."""
-    if not isinstance(value, str):
-        return value
-    pairs = [(check_prefix(prefix), url) for prefix, _, url in (text.partition("=") for text in _parts(value))]
+    pairs = [(check_prefix(prefix), url) for prefix, _, url in (part.partition("=") for part in parts(text))]
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a prefix twice")
-    return [(prefix, check_url(SecretStr(url))) for prefix, url in pairs]
-
-
-def hook_urls(value: object) -> object:
-    """Parses `events@prefix=https://…` into pairs of what is asked for and the URL."""
-    if not isinstance(value, str):
-        return value
-    pairs = []
-    for text in _parts(value):
-        asked, _, url = text.partition("=")
-        Hook.of(asked, url)
-        pairs.append((asked, check_url(SecretStr(url))))
+    for _, url in pairs:
+        check_url(url)
     return pairs
 
 
-Text = TypeVar("Text", bound=str | SecretStr)
+def hook_urls(text: str) -> Sequence[tuple[str, str]]:
+    """Parses `events@prefix=https://…` into pairs of what is asked for and the URL."""
+    pairs = [(asked, url) for asked, _, url in (part.partition("=") for part in parts(text))]
+    for asked, url in pairs:
+        Hook.of(asked, url)
+        check_url(url)
+    return pairs
 
 
-def check_url(given: Text) -> Text:
+def check_url(url: str) -> None:
     """Accepts a URL, to call or to show."""
-    parts = urlsplit(given if isinstance(given, str) else given.get_secret_value())
-    if parts.scheme not in ("https", "http") or not parts.hostname or parts.port == 0:
-        raise ValueError(parts.scheme)
-    return given
+    split = urlsplit(url)
+    if split.scheme not in ("https", "http") or not split.hostname or split.port == 0:
+        raise ValueError(split.scheme)
 
 
-def check_alarm(given: SecretStr) -> SecretStr:
+def check_alarm(target: str) -> None:
     """Accepts the target of an alarm: a mail address, a URL, or a command that exists."""
-    kind, _, rest = given.get_secret_value().partition(":")
+    kind, _, rest = target.partition(":")
     if kind == "mailto":
         check_mail_from(rest)
     elif kind != "exec":
-        check_url(given)
+        check_url(target)
     elif not Path(rest).is_absolute() or not os.access(rest, os.X_OK) or Path(rest).is_dir():
         raise ValueError("no command")
-    return given
 
 
-def check_user_url(given: SecretStr) -> SecretStr:
+def check_user_url(url: str) -> None:
     """Accepts a URL to call with `{user}` in its path or query."""
-    if "{user}" not in urlsplit(given.get_secret_value()).path + urlsplit(given.get_secret_value()).query:
+    if "{user}" not in urlsplit(url).path + urlsplit(url).query:
         raise ValueError("no {user}")
-    return check_url(given)
+    check_url(url)
 
 
-def check_smtp_url(given: SecretStr) -> SecretStr:
+def check_smtp_url(url: str) -> None:
     """Accepts the URL of a mail server."""
-    parts = urlsplit(given.get_secret_value())
-    options = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-    modes = [("starttls", mode) for mode in STARTTLS] if parts.scheme == "smtp" else []
-    if parts.scheme not in ("smtp", "smtps") or not parts.hostname or parts.port == 0 or parts.path not in ("", "/"):
-        raise ValueError(parts.scheme)
-    if len(options) > 1 or not set(options) <= set(modes) or parts.fragment:
+    split = urlsplit(url)
+    options = parse_qsl(split.query, keep_blank_values=True, strict_parsing=bool(split.query))
+    modes = [("starttls", mode) for mode in STARTTLS] if split.scheme == "smtp" else []
+    if split.scheme not in ("smtp", "smtps") or not split.hostname or split.port == 0 or split.path not in ("", "/"):
+        raise ValueError(split.scheme)
+    if len(options) > 1 or not set(options) <= set(modes) or split.fragment:
         raise ValueError("options")
-    return given
 
 
 def with_secrets(
@@ -234,29 +217,22 @@ def _text_in(name: str, path: str) -> str:
     return text
 
 
-def check_mail_from(given: str) -> str:
+def check_mail_from(given: str) -> None:
     """Accepts a mail address, with or without a name. An encoded word (`=?utf-8?q?…?=`) could hide a line break."""
     name, address = parseaddr(given)
     if "=?" in given:
         raise ValueError("an encoded word")
     if not re.fullmatch(r"[!-;=?A-~]+@[!-;=?A-~]+", address) or not (name + address).isprintable() or "\n" in given:
         raise ValueError("no address")
-    return given
 
 
-def places(value: object) -> object:
+def places(text: str) -> Sequence[str]:
     """Parses networks, host names and `*.suffix`."""
-    if not isinstance(value, str):
-        return value
-    for text in _parts(value):
-        if not _HOST.fullmatch(text.removeprefix("*.")):
-            ip_network(text)
-    return _parts(value)
-
-
-def check_api_keys(given: SecretStr) -> SecretStr:
-    read_entries(given.get_secret_value())
-    return given
+    found = parts(text)
+    for place in found:
+        if not _HOST.fullmatch(place.removeprefix("*.")):
+            ip_network(place)
+    return found
 
 
 def redacted(url: str) -> str:

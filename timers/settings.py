@@ -21,7 +21,6 @@ from pydantic import (
     AfterValidator,
     AliasGenerator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     DirectoryPath,
     Field,
@@ -31,7 +30,7 @@ from pydantic import (
 )
 
 from timers import setting_values as values
-from timers.access import ENTRY_RULE
+from timers.access import ENTRY_RULE, read_entries
 from timers.core.durations import DAY_MS, Duration, parse_ms
 from timers.core.fields import PREFIX_RULE, check_prefix
 from timers.core.hooks import EVENTS, HOOK, Hook
@@ -83,7 +82,8 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-Milliseconds = Annotated[int, BeforeValidator(values.milliseconds)]
+_LISTED: Final = values.from_text(values.parts)
+Milliseconds = Annotated[int, values.from_text(parse_ms)]
 
 
 class Settings(BaseModel):
@@ -98,13 +98,13 @@ class Settings(BaseModel):
         validate_by_name=True,
     )
 
-    redis_url: Annotated[str, AfterValidator(values.check_redis_url)] | None = Field(
+    redis_url: Annotated[str, values.checked(values.check_redis_url)] | None = Field(
         default=None,
         repr=False,
         description=values.REDIS_URL,
     )
     """None: start an embedded server. Confidential; show `redacted_redis_url` instead."""
-    roles: Annotated[frozenset[Role], BeforeValidator(values.listed), Field(min_length=1)] = Field(
+    roles: Annotated[frozenset[Role], _LISTED, Field(min_length=1)] = Field(
         default=frozenset({"api", "worker"}), description="api, worker, or api,worker"
     )
     http_host: str = Field(
@@ -115,14 +115,14 @@ class Settings(BaseModel):
     """None: health, readiness and metrics are served only with the API."""
     processors: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*)?$")], ...],
-        BeforeValidator(values.listed),
+        _LISTED,
     ] = Field(default=(), description="package.module or package.module:object, comma-separated")
-    builtin: Annotated[tuple[str, ...] | None, BeforeValidator(values.builtin_names)] = Field(
+    builtin: Annotated[tuple[str, ...] | None, values.from_text(values.builtin_names)] = Field(
         default=None, description="all, none, or comma-separated names of built-in processors"
     )
     """The built-in processors to load; None: all. `processor.load` knows the names."""
-    prefixes: Annotated[tuple[Annotated[str, AfterValidator(check_prefix)], ...], BeforeValidator(values.listed)] = (
-        Field(default=(), description=f"{PREFIX_RULE}, comma-separated")
+    prefixes: Annotated[tuple[Annotated[str, AfterValidator(check_prefix)], ...], _LISTED] = Field(
+        default=(), description=f"{PREFIX_RULE}, comma-separated"
     )
     """Empty: every prefix that this pod has a processor for."""
     shards: int | None = Field(
@@ -131,52 +131,48 @@ class Settings(BaseModel):
     """None: 1 on a standalone server, 64 on a cluster."""
     format: int | None = Field(default=None, ge=1, le=99, description="a number of a record format, such as 1")
     """None: the newest that all live pods read."""
-    shard_subset: Annotated[tuple[int, ...], BeforeValidator(values.shard_numbers)] = Field(
+    shard_subset: Annotated[tuple[int, ...], values.from_text(values.shard_numbers)] = Field(
         default=(), description=f"shard numbers from 0 to {values.MAX_SHARDS - 1} or ranges of them, such as 0-15,20"
     )
     """Ascending; empty: all."""
     concurrency: int = Field(default=1000, ge=1, le=1_000_000, description="a whole number from 1 to 1000000")
     lease_ms: Milliseconds = _duration("10s", minimum_ms=100, maximum_ms=DAY_MS)
     retention_ms: Milliseconds = _duration("14d")
-    retention_failed_ms: Annotated[int | None, BeforeValidator(values.milliseconds_or("forever"))] = _duration(
+    retention_failed_ms: Annotated[int | None, values.milliseconds_or("forever")] = _duration(
         "forever", or_else="forever"
     )
     """For failed and unhandled timers. None: until a person acts."""
     edit_lock_ms: Milliseconds = _duration("0s")
     drain_timeout_ms: Milliseconds = _duration("25s")
     start_timeout_ms: Milliseconds = _duration("30s")
-    adopt_every_ms: Annotated[int | None, BeforeValidator(values.milliseconds_or("off"))] = _duration(
+    adopt_every_ms: Annotated[int | None, values.milliseconds_or("off")] = _duration(
         "10s", minimum_ms=10, or_else="off"
     )
     """None: bare keys are switched off."""
-    api_keys: Annotated[SecretStr, AfterValidator(values.check_api_keys)] | None = Field(
-        default=None, description=ENTRY_RULE
-    )
+    api_keys: Annotated[SecretStr, values.checked(read_entries)] | None = Field(default=None, description=ENTRY_RULE)
     """The text as given; `access.read_entries` parses it."""
-    signing_secrets: Annotated[
-        tuple[Annotated[SecretStr, AfterValidator(values.check_signing_secret)], ...], BeforeValidator(values.listed)
-    ] = Field(default=(), description="whsec_ followed by base64 of 24 to 64 bytes, comma-separated")
-    webhook_targets: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(values.prefixed_urls)] = Field(
+    signing_secrets: Annotated[tuple[Annotated[SecretStr, values.checked(values.signing_key)], ...], _LISTED] = Field(
+        default=(), description="whsec_ followed by base64 of 24 to 64 bytes, comma-separated"
+    )
+    webhook_targets: Annotated[tuple[tuple[str, SecretStr], ...], values.from_text(values.prefixed_urls)] = Field(
         default=(), description="prefix=https://host/path, comma-separated, each prefix once"
     )
     """URLs by prefix. Confidential, because a URL may hold a password or a token."""
-    hooks: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(values.hook_urls)] = Field(
+    hooks: Annotated[tuple[tuple[str, SecretStr], ...], values.from_text(values.hook_urls)] = Field(
         default=(),
         max_length=values.HOOKS_LIMIT,
         description=f"event@prefix=https://host/path, at most {values.HOOKS_LIMIT}, comma-separated; "
         f"join events with +: {', '.join(EVENTS)}, all, and payload to send payloads; a prefix may be * or end in *",
     )
     """The requested events, and the URL to call; `requested_hooks` parses them."""
-    alarms: Annotated[
-        tuple[Annotated[SecretStr, AfterValidator(values.check_alarm)], ...], BeforeValidator(values.listed)
-    ] = Field(
+    alarms: Annotated[tuple[Annotated[SecretStr, values.checked(values.check_alarm)], ...], _LISTED] = Field(
         default=(),
         max_length=values.HOOKS_LIMIT,
         description=f"mailto:a@example.org, https://host/path or exec:/command, comma-separated, at most "
         f"{values.HOOKS_LIMIT}",
     )
     """Whom to tell that timers failed, wait or were lost."""
-    public_url: Annotated[str, AfterValidator(values.check_url)] | None = Field(
+    public_url: Annotated[str, values.checked(values.check_url)] | None = Field(
         default=None, description="the URL at which people reach the dashboard, such as https://timers.example.org"
     )
     webhook_secrets: values.PrefixedSecrets = Field(default=(), description=_SECRETS_RULE)
@@ -184,34 +180,34 @@ class Settings(BaseModel):
     hook_secrets: values.PrefixedSecrets = Field(default=(), description=_SECRETS_RULE)
     """As `webhook_secrets`, for hooks and alarms. Callers choose what web hooks say, so the same secrets would let them
     forge an alarm."""
-    webhook_allow: Annotated[tuple[str, ...], BeforeValidator(values.places)] = Field(
+    webhook_allow: Annotated[tuple[str, ...], values.from_text(values.places)] = Field(
         default=(), description=values.PLACES_RULE
     )
-    webhook_deny: Annotated[tuple[str, ...], BeforeValidator(values.places)] = Field(
+    webhook_deny: Annotated[tuple[str, ...], values.from_text(values.places)] = Field(
         default=(), description=values.PLACES_RULE
     )
     webhook_4xx: Literal["fail", "retry"] = Field(default="fail", description="fail or retry")
     """What a 4xx answer other than 408, 410, 425 and 429 means."""
-    smtp_url: Annotated[SecretStr, AfterValidator(values.check_smtp_url)] | None = Field(
+    smtp_url: Annotated[SecretStr, values.checked(values.check_smtp_url)] | None = Field(
         default=None,
         description="smtp://user:password@host:587, optionally with ?starttls=require, if-offered or never; "
         "or smtps://…",
     )
-    mail_from: Annotated[str, AfterValidator(values.check_mail_from)] | None = Field(
+    mail_from: Annotated[str, values.checked(values.check_mail_from)] | None = Field(
         default=None, description="an address such as shop@example.org or Shop <shop@example.org>"
     )
-    sms_url: Annotated[SecretStr, AfterValidator(values.check_url)] | None = Field(
+    sms_url: Annotated[SecretStr, values.checked(values.check_url)] | None = Field(
         default=None, description="a URL such as https://gateway.example.org/messages"
     )
-    user_url: Annotated[SecretStr, AfterValidator(values.check_user_url)] | None = Field(
+    user_url: Annotated[SecretStr, values.checked(values.check_user_url)] | None = Field(
         default=None, description="a URL with {user} in its path, such as https://example.org/users/{user}"
     )
     templates: DirectoryPath | None = Field(default=None, description="an existing folder")
     insecure: bool = Field(default=False, description="1 or 0")
     log_format: Literal["console", "json"] | None = Field(default=None, description="console or json")
     """None: console on a terminal, else json."""
-    log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(values.lower)] = (
-        Field(default="info", description="debug, info, warning, error or critical")
+    log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], values.from_text(str.lower)] = Field(
+        default="info", description="debug, info, warning, error or critical"
     )
     data_dir: Path = Field(default=Path(".timers"), description="a folder")
     outbox: Path | None = Field(default=None, description="a folder")
@@ -271,11 +267,12 @@ class Settings(BaseModel):
         return self
 
     def _share_no_secrets(self) -> None:
-        keys = {
-            "signing_secrets": set(map(values.signing_key, self.signing_secrets)),
-            "webhook_secrets": {values.signing_key(secret) for _, secret in self.webhook_secrets},
-            "hook_secrets": {values.signing_key(secret) for _, secret in self.hook_secrets},
+        given = {
+            "signing_secrets": self.signing_secrets,
+            "webhook_secrets": [secret for _, secret in self.webhook_secrets],
+            "hook_secrets": [secret for _, secret in self.hook_secrets],
         }
+        keys = {name: {values.signing_key(each.get_secret_value()) for each in some} for name, some in given.items()}
         for one, other in combinations(keys, 2):
             if keys[one] & keys[other]:
                 rule = f"secrets that are not in {_setting_name(one)}"
