@@ -37,7 +37,7 @@ async def test_with_retention_0_the_janitor_looks_more_often(
     monkeypatch.setattr(maintenance, "PRUNE_SECONDS", 3600.0)
     monkeypatch.setattr(maintenance, "SHORT_PRUNE_SECONDS", 0.01)
     janitor = _janitor(fleet, retention_ms=retention_ms)
-    cleaning = asyncio.create_task(janitor.services["janitor"]())
+    cleaning = asyncio.create_task(janitor.prune_all())
     for timer_id in ("first", "second"):
         await fleet.client.create("note", timer_id, delay="1h")
         await fleet.client.cancel("note", timer_id)

@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 from timers.client.fleet import read_fleet
@@ -17,7 +16,6 @@ from timers.core.durations import format_time
 from timers.core.hooks import ALARM, Hook, call_of, page_of
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
-from timers.engine.supervisor import Services, repeat
 from timers.logs import get_logger
 from timers.store import alarms, outbox
 from timers.store.alarms import TEXTS, Alarm
@@ -73,12 +71,7 @@ class Hooks:
             for shard in range(self._pod.store.shards):
                 await outbox.change_hooks(self._pod.store, shard, self._mine, ())
 
-    @property
-    def services(self) -> Services:
-        alarms_seconds = self._options.alarm_poll_ms / 1000
-        return {"hooks": self._run, "alarms": partial(repeat, self._check_alarms, alarms_seconds)}
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
         """Look at all shards regularly, and at a shard as soon as its outbox is no longer empty."""
         while True:
             await self._ask()
@@ -177,7 +170,7 @@ class Hooks:
                 places = [(entry_id, timer.prefix) for entry_id, timer in found]
                 await alarms.count(self._pod.store, kind, newest, shard, places)
 
-    async def _check_alarms(self) -> None:
+    async def check_alarms(self) -> None:
         """Note what is wrong now, and arm the messages that are due, if there are targets. If two pods believe that
         they have rank 0 of shard 0, they arm the same messages."""
         if not self._targets or self._peers.rank(0) != 0:

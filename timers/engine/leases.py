@@ -14,7 +14,6 @@ from typing import Final
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
-from timers.engine.supervisor import Services
 from timers.logs import get_logger
 from timers.store.connect import DedicatedConnection
 from timers.store.cooperative import set_within
@@ -45,11 +44,7 @@ class Leases:
         self._turned_at = time.monotonic()
         self._has_turned = True
 
-    @property
-    def services(self) -> Services:
-        return {"heartbeat": self._extend_all, "loop_watchdog": self._watch}
-
-    async def _extend_all(self) -> None:
+    async def extend_all(self) -> None:
         """Beat at once (the last beat may have failed), then regularly, and whenever a lease is in doubt."""
         doubted = asyncio.Event()
         self._runs.in_doubt = partial(asyncio.get_running_loop().call_soon_threadsafe, doubted.set)
@@ -97,7 +92,7 @@ class Leases:
             else:
                 self._pods_loop.call_soon_threadsafe(self._runner.lose, run)
 
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
         """Ask the pod's loop for a turn again and again, and report each blockade once, while it lasts: the timer and
         the place in the code."""
         asked_at, is_reported = time.monotonic(), False

@@ -5,12 +5,10 @@ import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
-from functools import partial
 from typing import Final
 
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
-from timers.engine.supervisor import Services, repeat
 from timers.logs import get_logger
 from timers.store import keys
 from timers.store.starts import add_starts
@@ -55,15 +53,6 @@ class Maintenance:
         self._unserved_since: dict[tuple[int, str], float] = {}
         self._reported = defaultdict[str, Counter[int]](Counter)
 
-    @property
-    def services(self) -> Services:
-        unhandled_seconds = self._options.unhandled_after_ms / 1000
-        return {
-            "janitor": self._prune,
-            "unserved": partial(repeat, self._abandon_all, min(UNSERVED_SECONDS, unhandled_seconds / 2)),
-            "auditor": self._audit,
-        }
-
     async def _led(self, rest: Callable[[int], float]) -> AsyncIterator[int]:
         """The led shards in turn, for ever, with a rest after each, whose length may follow from their number."""
         turn = 0
@@ -73,7 +62,7 @@ class Maintenance:
                 turn += 1
             await asyncio.sleep(rest(len(led)))
 
-    async def _prune(self) -> None:
+    async def prune_all(self) -> None:
         kept_ms = (self._options.retention_ms, self._options.retention_failed_ms)
         is_short = any(ms is not None and ms < PRUNE_SECONDS * 1000 for ms in kept_ms)
         seconds = SHORT_PRUNE_SECONDS if is_short else PRUNE_SECONDS
@@ -99,7 +88,7 @@ class Maintenance:
                 return
             fruitless += pruned.number == 0
 
-    async def _abandon_all(self) -> None:
+    async def abandon_all(self) -> None:
         for shard in self._peers.led(self._pod.shards):
             if self._leaves_work(shard) or any(queue[0] == shard for queue in self._unserved_since):
                 await self.abandon_unserved(shard)
@@ -145,7 +134,7 @@ class Maintenance:
                 return {prefix: ids[:BATCH] for prefix, ids in found.items()}
             orphans, rank = await self._pod.store.orphans(shard, rank)
 
-    async def _audit(self) -> None:
+    async def audit_all(self) -> None:
         await asyncio.sleep(self._options.audit_every_seconds)
         async for shard in self._led(lambda _: self._options.audit_every_seconds):
             began = time.monotonic()

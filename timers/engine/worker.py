@@ -15,7 +15,7 @@ from timers.engine.hooks import Hooks
 from timers.engine.intake import Intake
 from timers.engine.leases import Leases
 from timers.engine.listener import Listener
-from timers.engine.maintenance import REPORT_SECONDS, Maintenance
+from timers.engine.maintenance import REPORT_SECONDS, UNSERVED_SECONDS, Maintenance
 from timers.engine.peers import Peers
 from timers.engine.pod import Observer, Pod, WorkerOptions
 from timers.engine.runner import Runner
@@ -100,7 +100,8 @@ class Worker:
             hooks=self._hooks,
             bare=bare if options.adopt_every_ms is not None else None,
         )
-        maintenance = Maintenance(pod, self.peers, self._sweeper.leaves_work)
+        upkeep = Maintenance(pod, self.peers, self._sweeper.leaves_work)
+        unserved_seconds = min(UNSERVED_SECONDS, options.unhandled_after_ms / 2000)
         # What finds and claims timers is stopped first.
         self._taking = Supervisor(
             {
@@ -108,15 +109,19 @@ class Worker:
                 "canary": self._canary.run,
                 "sweeper": self._sweeper.run,
                 "claimer": self._claimer.run,
-                **self._hooks.services,
+                "hooks": self._hooks.run,
+                "alarms": partial(repeat, self._hooks.check_alarms, options.alarm_poll_ms / 1000),
                 **bare.services,
-                **maintenance.services,
+                "janitor": upkeep.prune_all,
+                "unserved": partial(repeat, upkeep.abandon_all, unserved_seconds),
+                "auditor": upkeep.audit_all,
             }
         )
         # What runs until the last end is written.
-        reporter = partial(repeat, maintenance.report_starts, REPORT_SECONDS)
+        reporter = partial(repeat, upkeep.report_starts, REPORT_SECONDS)
         self._ending = Supervisor({"settler": self._runs.settle, "reporter": reporter})
-        self._leasing = ThreadSupervisor(Leases(pod, self._runs, self.runner).services)
+        leases = Leases(pod, self._runs, self.runner)
+        self._leasing = ThreadSupervisor({"heartbeat": leases.extend_all, "loop_watchdog": leases.watch})
 
     def _build_peers(
         self, store: Store, registry: Registry, disagreed: Callable[[ConfigurationError], None] | None
