@@ -50,7 +50,7 @@ from timers.store.identity import Loss
 from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
 from timers.store.membership import Member
 from timers.store.notifications import changes
-from timers.store.store import Arming, Reply, Store
+from timers.store.store import Arming, Store
 
 BATCH_LIMIT: Final = 1000
 """Timers that one batch may arm."""
@@ -203,25 +203,22 @@ class TimerClient(Timers):
             raise InvalidInput.of("", {}, f"at least one of {', '.join(TimerChange.model_fields)}")
         check_callers_prefix(prefix)
         store = await self._open()
-        answer = await self._change(store, await self.get(prefix, id), change, version)
-        for _ in range(_CHANGE_TRIES):
-            if answer.code != "version" or version is not None:
-                break
-            answer = await self._change(store, await self.get(prefix, id), change, version)
-        return self._did("change", accepted(answer, prefix, id, ("changed",)))
-
-    async def _change(self, store: Store, current: Timer, change: TimerChange, version: int | None) -> Reply:
-        due_ms = own_due_ms(change, store.clock.now_ms())
-        return await store.reschedule(
-            current.prefix,
-            current.id,
-            due="" if due_ms is None else f"@{due_ms}",
-            spec=change.changed_spec(current.spec),
-            progress=changed_progress(current, change, due_ms),
-            edit_lock_ms=self._edit_lock_ms,
-            version=current.version if version is None else version,
-            cause=encode_act("rescheduled" if due_ms is not None else "changed", self._by),
-        )
+        tries = _CHANGE_TRIES if version is None else 1
+        while True:
+            current, due_ms = await self.get(prefix, id), own_due_ms(change, store.clock.now_ms())
+            answer = await store.reschedule(
+                prefix,
+                id,
+                due="" if due_ms is None else f"@{due_ms}",
+                spec=change.changed_spec(current.spec),
+                progress=changed_progress(current, change, due_ms),
+                edit_lock_ms=self._edit_lock_ms,
+                version=current.version if version is None else version,
+                cause=encode_act("rescheduled" if due_ms is not None else "changed", self._by),
+            )
+            tries -= 1
+            if answer.code != "version" or not tries:
+                return self._did("change", accepted(answer, prefix, id, ("changed",)))
 
     async def reschedule(
         self,
