@@ -17,7 +17,7 @@ from structlog.contextvars import bound_contextvars
 
 from timers.access import ANYBODY, ApiKey, Scope, read_entries, with_secret
 from timers.api import credentials
-from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, BodyReader, Unverified, keep_body
+from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, Unverified, keep_body
 from timers.api.credentials import Sessions, is_read_only
 from timers.api.operations import DASHBOARD, Operation, operation_of
 from timers.client import TimerClient
@@ -194,7 +194,7 @@ class Auth:
             raise
         _limit(request, caller)
         if caller is ANYBODY:
-            with BodyReader(request, self._unverified):
+            with self._unverified.reading(request):
                 return await handler(request)
         with bound_contextvars(key=caller.id or None):
             await self._require(caller, request, operation)
@@ -294,7 +294,7 @@ class Auth:
     async def _signer(self, request: web.Request, operation: Operation) -> ApiKey:
         proof = credentials.Proof(request.headers, self._signing_keys, time.time())
         limit_bytes = BATCH_LIMIT_BYTES if operation.id == "createTimers" else BODY_LIMIT_BYTES
-        with BodyReader(request, self._unverified, proof.update):
+        with self._unverified.reading(request, proof.update):
             await keep_body(request, limit_bytes)
         if not proof.holds():
             raise Unauthorized(f"{credentials.SIGNATURE}: no signature was made over this body with a known secret")

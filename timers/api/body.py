@@ -1,7 +1,8 @@
 """Owns reading requests: JSON bodies within limits, and query parameters."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
@@ -36,54 +37,47 @@ _KEPT: Final = web.RequestKey("body", bytes)
 _JSON: Final = ("application/json",)
 
 
+Take = Callable[[bytes], None]
+"""Gets each part of a body."""
+
+_TAKE: Final = web.RequestKey[Take]("take")
+
+
 class Unverified:
     """Counts the bytes of bodies that a pod holds for unknown callers."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes, self._held = limit_bytes, 0
 
-    def hold(self, more: int) -> None:
-        """Count more bytes, or fewer. Raises Busy if they are too many."""
+    @contextmanager
+    def reading(self, request: web.Request, hear: Take | None = None) -> Iterator[None]:
+        """The request's body counts until the context ends. `hear` gets each part of it. Reading raises Busy if a pod
+        holds too many bytes."""
+        read = counted = 0
+
+        def take(part: bytes) -> None:
+            nonlocal read, counted
+            read += len(part)
+            more = read - UNCOUNTED_BYTES - counted
+            if more > 0:
+                self._hold(more)
+                counted += more
+            if hear is not None:
+                hear(part)
+
+        request[_TAKE] = take
+        try:
+            yield
+        finally:
+            self._held -= counted
+
+    def _hold(self, more: int) -> None:
         if self._held + more > self._limit_bytes:
             raise Busy(
                 f"this pod holds {self._held} bytes of bodies from unknown senders, of at most {self._limit_bytes}; "
                 "try again soon, or send a key"
             )
         self._held += more
-
-
-class BodyReader:
-    """The reading of one such body, which counts until the context ends."""
-
-    __slots__ = ("_all", "_hear", "_held", "_read")
-
-    def __init__(
-        self, request: web.Request, unverified: Unverified, hear: Callable[[bytes], None] | None = None
-    ) -> None:
-        """`hear` gets each part of the body."""
-        self._all, self._hear = unverified, hear
-        self._read = self._held = 0
-        request[_READING] = self
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        if self._held:
-            self._all.hold(-self._held)
-
-    def take(self, part: bytes) -> None:
-        """Take the next part of the body. Raises Busy."""
-        self._read += len(part)
-        more = self._read - UNCOUNTED_BYTES - self._held
-        if more > 0:
-            self._all.hold(more)
-            self._held += more
-        if self._hear is not None:
-            self._hear(part)
-
-
-_READING: Final = web.RequestKey("reading", BodyReader)
 
 
 async def read_json(
@@ -126,8 +120,8 @@ async def read_bytes(request: web.Request, limit_bytes: int) -> bytes:
         if request.content.is_eof() and request.content.exception() is None:
             # A small body comes with the headers. There is nothing to wait for, so this needs no deadline.
             body = _within(request.content.read_nowait(), limit_bytes)
-            if (reading := request.get(_READING)) is not None:
-                reading.take(body)
+            if (take := request.get(_TAKE)) is not None:
+                take(body)
             return body
         with not_counting(request):
             return await _receive(request, limit_bytes)
@@ -148,15 +142,15 @@ async def keep_body(request: web.Request, limit_bytes: int) -> None:
 async def _receive(request: web.Request, limit_bytes: int) -> bytes:
     if (request.content_length or 0) > limit_bytes:
         raise _too_large(limit_bytes)
-    body, reading = bytearray(), request.get(_READING)
+    body, take = bytearray(), request.get(_TAKE)
     try:
         async with asyncio.timeout(READ_SECONDS):
             async for chunk in request.content.iter_any():
                 body += chunk
                 if len(body) > limit_bytes:
                     raise _too_large(limit_bytes)
-                if reading is not None:
-                    reading.take(chunk)
+                if take is not None:
+                    take(chunk)
     except TimeoutError:
         raise web.HTTPRequestTimeout(text=f"the body did not arrive within {READ_SECONDS:g} seconds") from None
     except (ConnectionError, web.RequestPayloadError) as error:
