@@ -106,6 +106,14 @@ class ApiKey:
         scope, allowed = Scope.parse(prefixes.split("+")), parse_rights(rights.split("+"))
         return cls(key_id, scope, allowed, _options(given), bytes.fromhex(digest))
 
+    @classmethod
+    def kept(cls, entry: str) -> Self | None:
+        """As `parse`, or None for an entry that cannot be read."""
+        try:
+            return cls.parse(entry)
+        except InvalidInput:
+            return None
+
     @property
     def entry(self) -> str:
         """The line to keep."""

@@ -285,33 +285,23 @@ async def _listed(client: TimerClient, store: Store) -> list[dict[str, Any]]:
     entries = await Callers(store).entries()
     settings = load_worker_settings()
     configured = read_entries(settings.api_keys.get_secret_value() if settings.api_keys else "")
-    rows = [_key_row(key, "settings", entries) for key in configured]
+    rows = [_key_row(key.id, key, "settings", entries) for key in configured]
     known = {key.id for key in configured}
-    rows += [_kept_row(key_id, entry, entries) for key_id, entry in entries.items() if key_id not in known]
+    rows += [_key_row(id_, ApiKey.kept(entry), "redis", entries) for id_, entry in entries.items() if id_ not in known]
     return sorted(rows, key=lambda row: (row["made"] or "", row["id"]))
 
 
-def _kept_row(key_id: str, entry: str, entries: Mapping[str, str]) -> dict[str, Any]:
-    try:
-        return _key_row(ApiKey.parse(entry), "redis", entries)
-    except InvalidInput:
-        status = REVOKED if entry == REVOKED else "unreadable"
-        nothing = dict.fromkeys(("name", "prefixes", "rights", "rate", "pending", "most_prefixes", "made"))
-        return {"id": key_id, **nothing, "kept": "redis", "status": status}
-
-
-def _key_row(key: ApiKey, kept: str, entries: Mapping[str, str]) -> dict[str, Any]:
+def _key_row(key_id: str, key: ApiKey | None, kept: str, entries: Mapping[str, str]) -> dict[str, Any]:
+    options = {} if key is None else key.options
+    status = REVOKED if entries.get(key_id) == REVOKED else "unreadable" if key is None else "valid"
     return {
-        "id": key.id,
-        "name": key.options.get("name"),
-        "prefixes": list(key.scope.patterns),
-        "rights": sorted(key.rights),
-        "rate": key.options.get("rate"),
-        "pending": key.options.get("pending"),
-        "most_prefixes": key.options.get("most_prefixes"),
-        "made": key.options.get("made"),
+        "id": key_id,
+        "name": options.get("name"),
+        "prefixes": key and list(key.scope.patterns),
+        "rights": key and sorted(key.rights),
+        **{name: options.get(name) for name in ("rate", "pending", "most_prefixes", "made")},
         "kept": kept,
-        "status": REVOKED if entries.get(key.id) == REVOKED else "valid",
+        "status": status,
     }
 
 

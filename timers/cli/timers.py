@@ -170,15 +170,8 @@ def create(
     output: Output = "table",
 ) -> None:
     """Arm a timer, or many with --batch. Exit with 1 if any was refused."""
-    given = {
-        "prefix": prefix,
-        "id": id,
-        **_fields(payload, repeat, retry, tag, metadata),
-        "missed": _json_or(missed, "missed", str),
-        "timeout": timeout,
-        "if_exists": if_exists,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
+    rest = {"missed": _json_or(missed, "missed", str), "timeout": timeout, "if_exists": if_exists}
+    given = _fields(payload, repeat, retry, tag, metadata, prefix=prefix, id=id, **rest)
     if after is not None or at is not None or not (batch or "repeat" in given or "retry" in given):
         given |= due_of(after, at)
     if batch is None:
@@ -231,9 +224,12 @@ def change(
     chosen.act("change", lambda client, prefix, id: client.change(prefix, id, changes), changes=changes)
 
 
-def _fields(payload: str | None, repeat: str | None, retry: str | None, tags: Any, metadata: Texts) -> dict[str, Any]:
+def _fields(
+    payload: str | None, repeat: str | None, retry: str | None, tags: Any, metadata: Texts, **more: Any
+) -> dict[str, Any]:
     """The fields that are given, as in the API."""
     given = {
+        **more,
         "payload": _json(payload, "payload"),
         "repeat": _json_or(repeat, "repeat", lambda text: {"cron" if " " in text.strip() else "every": text}),
         "retry": _json_or(retry, "retry", _retry),

@@ -215,14 +215,13 @@ class ServicePages:
         return redirect("/ui/server")
 
     @page_at("GET keys", "operate", of_all=True)
-    async def keys(self, request: web.Request) -> web.Response:
+    async def keys(self, request: web.Request, *, status: int = 200, **values: Any) -> web.Response:
         """Answers 200 with the keys in Redis."""
-        return await self._keys(request)
-
-    async def _keys(self, request: web.Request, *, status: int = 200, **values: Any) -> web.Response:
         _require_admin(request)
         entries = await self._parts.callers.entries()
-        rows = [_row(key_id, entry) for key_id, entry in entries.items()]
+        rows: list[dict[str, Any]] = [
+            {"id": key_id, "key": ApiKey.kept(entry), "revoked": entry == REVOKED} for key_id, entry in entries.items()
+        ]
         context = {"made": None, "wrong": "", "form": {}, **values}
         rows = sorted(rows, key=lambda row: (row["revoked"], row["key"].options.get("made", "") if row["key"] else ""))
         return show(
@@ -238,9 +237,9 @@ class ServicePages:
         try:
             secret, kept = _made(form, [value for name, value in pairs if name == "right"])
         except InvalidInput as error:
-            return await self._keys(request, status=422, wrong=str(error), form=form)
+            return await self.keys(request, status=422, wrong=str(error), form=form)
         await self._parts.callers.keep(kept.id, kept.entry)
-        return await self._keys(request, made=secret)
+        return await self.keys(request, made=secret)
 
     @page_at("POST keys/{key}/revoke", "operate", of_all=True)
     async def revoke_key(self, request: web.Request) -> web.Response:
@@ -289,11 +288,3 @@ def _made(form: Mapping[str, str], rights: Sequence[str]) -> tuple[str, ApiKey]:
         name=form.get("name", "").strip() or None,
         made=datetime.now(UTC).date().isoformat(),
     )
-
-
-def _row(key_id: str, entry: str) -> dict[str, Any]:
-    try:
-        key = None if entry == REVOKED else ApiKey.parse(entry)
-    except InvalidInput:
-        key = None
-    return {"id": key_id, "key": key, "revoked": entry == REVOKED}

@@ -53,11 +53,8 @@ class TimerPages:
         self._parts, self._client = parts, parts.client
 
     @page_at("GET timers/{prefix}/{id}", "read")
-    async def page(self, request: web.Request) -> web.Response:
-        """Answers 200 with the timer."""
-        return await self._page(request)
-
-    async def _page(self, request: web.Request, refused: str = "") -> web.Response:
+    async def page(self, request: web.Request, refused: str = "") -> web.Response:
+        """Answers 200 with the timer, or 409 with why an action was refused."""
         timer = await self._client.get(*_identity(request))
         now_ms, once = round(self._parts.store.clock.now_ms()), _once(timer.last_error)
         return show(
@@ -89,7 +86,7 @@ class TimerPages:
         try:
             await do()
         except (Refused, InvalidInput) as error:
-            return await self._page(request, str(error))
+            return await self.page(request, str(error))
         where = "/ui/timers" if action == "purge" else f"/ui/timers/{prefix}/{timer_id}"
         return redirect(f"{where}?done={action}" if action != "purge" else f"{where}?prefix={prefix}")
 
