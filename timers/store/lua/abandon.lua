@@ -1,7 +1,6 @@
 #!lua flags=allow-oom
--- Make timers `unhandled` that no live pod serves: take overdue ones out of the due index, and runs with an expired lease out of
--- `running`. People see them and arm them again by hand. Such a run counts as failed and gets a new token, so that its pod,
--- if it lives, learns that it has lost the run. Takes nothing of a paused queue.
+-- Make overdue timers and runs with an expired lease `unhandled`, because no live pod serves them. People see them and arm them
+-- again by hand.
 
 local prefix, before, most, pod = unpack(ARGV, 2, 5)
 local ids = {}

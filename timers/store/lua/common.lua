@@ -82,11 +82,8 @@ local function record_key(member)
   return hashed_key
 end
 
--- The record: a head, then the spec (JSON), and after newlines the progress (JSON or nothing) and the history, oldest first. JSON
--- is never decoded here. The head of format 2 has 43 bytes: `2 `, the status, and numbers, the highest byte first: version, attempt,
--- failures and occurrence of 4 bytes, token, creation and due time of 8. That of format 1 is a line of text, with one number more:
--- `1 <status> <version> <token> <attempt> <failures> <occurrence> <due> <created> <version - 1>`. A record keeps its format here;
--- only what a pod writes anew, at `arm` and `settle`, has the newest that all pods read.
+-- The record: a head, then lines of JSON and of history, which are never decoded here (PROTOCOL.md has both formats of the head). It
+-- keeps its format here; only what a pod writes anew, at `arm` and `settle`, has the newest that all pods read.
 local HEAD, HEAD_BYTES = '>I4I4I4I4I8I8I8', 43
 local STATUSES = {s = 's', w = 's', r = 'r', c = 'c', f = 'f', u = 'u', x = 'x'}
 local TEXT = '^1 (%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) %d+\n()'
@@ -136,16 +133,6 @@ end
 -- What follows the head: Lua hashes each string that it makes, so it is only taken out where it is needed.
 local function body_of(r) return r.body or string.sub(r.raw, r.from) end
 
-local function encode(r)
-  local body, added = body_of(r), r.added or ''
-  if r.format == 2 then
-    return '2 ' .. r.status .. struct.pack(HEAD, r.version, r.attempt, r.failures, r.occurrence, r.token, r.created, r.due)
-      .. body .. added
-  end
-  return string.format('1 %s %d %d %d %d %d %d %d %d\n%s',
-    r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.version - 1, body .. added)
-end
-
 -- Whether a hook asks for an event of a prefix.
 local function asks(lines, letter, prefix)
   for _, line in ipairs(lines) do
@@ -157,9 +144,8 @@ local function asks(lines, letter, prefix)
   return false
 end
 
--- Put a change that a hook asks for into the outbox, with the record as it is now. The first entry wakes a pod. `hooks` has a
--- field for each hook: `<events as letters> <prefix, or its beginning and *> …`; a script reads it once. No hook asks for the
--- service's own timers, `timers.…`, because they are the calls.
+-- Put a change that a hook asks for into the outbox, with the record as it is now. The first entry wakes a pod. A script reads
+-- `hooks` once. No hook asks for the service's own timers, `timers.…`, because they are the calls.
 local OUTBOX_LIMIT = 1000000     -- with so many entries that no pod has taken, further changes are only counted
 local hooks = nil
 local function post(member, r, said, raw)
@@ -192,7 +178,16 @@ local function put(member, r, said, raw)
   return raw
 end
 
-local function write(member, r) return put(member, r, r.said or 'created', encode(r)) end
+local function write(member, r)
+  local head
+  if r.format == 2 then
+    head = '2 ' .. r.status .. struct.pack(HEAD, r.version, r.attempt, r.failures, r.occurrence, r.token, r.created, r.due)
+  else
+    head = string.format('1 %s %d %d %d %d %d %d %d %d\n',
+      r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.version - 1)
+  end
+  return put(member, r, r.said or 'created', head .. body_of(r) .. (r.added or ''))
+end
 
 -- Replace the spec and/or the progress; nil keeps what is there.
 local function set_body(r, spec, progress)
@@ -280,15 +275,6 @@ local function newest_token()
   return newest and newest > 0 and newest < 2 ^ 53 and math.floor(newest) or 0
 end
 
--- When a new timer is created: now, but no earlier than the newest token. `remove` sees to it that this is after the creation
--- of every earlier timer of that name that ran, also if the server's clock was set back. So no idempotency key, which has the
--- creation in it, ever comes again.
-local birth = nil
-local function creation()
-  birth = birth or math.max(now, math.floor(newest_token() / 1000))
-  return birth
-end
-
 -- Remove a record. A token is nearly always behind the millisecond in which its timer was created; else the newest one is made so.
 local function remove(member, r)
   call('HDEL', record_key(member), member)
@@ -317,11 +303,16 @@ end
 
 -- A record that is armed anew, in a format if there is none. It is scheduled and keeps the timer's token, because tokens only
 -- grow. If the last occurrence has started, it is the next one; otherwise one idempotency key would stand for two different runs.
+-- A new timer is created now, but no earlier than the newest token. `remove` sees to it that this is after the creation of every
+-- earlier timer of that name that ran, also if the server's clock was set back. So no idempotency key, which has the creation in
+-- it, ever comes again.
+local birth = nil
 local function new_life(prefix, r, format, due, body, said)
   if not r then
     count('s', prefix, 1)
+    birth = birth or math.max(now, math.floor(newest_token() / 1000))
     return {format = format, status = 's', version = 1, token = 0, attempt = 0, failures = 0, occurrence = 1, due = due,
-            created = creation(), body = body}
+            created = birth, body = body}
   end
   if r.attempt ~= 0 then r.occurrence = r.occurrence + 1 end
   recount(r.status, 's', prefix)

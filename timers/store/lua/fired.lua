@@ -1,7 +1,5 @@
 #!lua flags=allow-oom
--- Add starts to the rings of the last hour and the last day. KEYS[1] is the rings' root, `timers:{fired}:`.
---
--- A ring is a hash with a field for each slot: `<number of the slot since 1970> <bucket>:<starts> …`. When a slot comes
+-- Add starts to the rings of the last hour and the last day. KEYS[1] is the rings' root, `timers:{fired}:`. When a slot comes
 -- round again its number has changed, and it begins anew; so a ring never grows.
 
 local function add(ring, slots, width_ms)

@@ -79,12 +79,10 @@ local function end_blocks()
   end
 end
 
-local function lowest(index)
-  return tonumber(call('ZRANGE', root .. index, '0', '0', 'WITHSCORES')[2])
-end
-
-local function lowest_from(index, score)
-  return tonumber(call('ZRANGEBYSCORE', root .. index, text(score), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+local function lowest(index, from)
+  local found = from and call('ZRANGEBYSCORE', root .. index, text(from), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    or call('ZRANGE', root .. index, '0', '0', 'WITHSCORES')
+  return tonumber(found[2])
 end
 
 -- Most polls find that nothing is due, which takes one command for each index.
@@ -93,8 +91,8 @@ if blocked and blocked < now + GRACE_MS + 1 then
   end_blocks()
   blocked, head = lowest('blocked'), lowest('heads')
 end
-if head and head < now + 1 then go_on, head = poll_queues(), lowest_from('heads', now + 1) end
-if lease and lease < now then lost, lease = 1, lowest_from('leases', now) end
+if head and head < now + 1 then go_on, head = poll_queues(), lowest('heads', now + 1) end
+if lease and lease < now then lost, lease = 1, lowest('leases', now) end
 come_again(blocked and math.ceil(blocked))
 come_again(head)
 come_again(lease)
