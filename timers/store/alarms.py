@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from timers.store import keys
-from timers.store.scripts import Argument, reachable, read
+from timers.store.scripts import Argument, grouped, reachable, read
 from timers.store.store import Store
 
 TEXTS: Final[Mapping[str, tuple[str, str]]] = {
@@ -76,7 +76,7 @@ async def poll(store: Store, kind: str, *, gather_ms: int, again_ms: int, calm_m
     there is more, the last `calm_ms` after the newest note. An alarm that cannot be read is forgotten."""
     arguments: list[Argument] = [kind, "look", gather_ms, again_ms, calm_ms]
     what, flat = await store.run("alarm", keys.ALARMS_ROOT, arguments)
-    fields = {keys.text(flat[i]): keys.text(flat[i + 1]) for i in range(0, len(flat), 2)}
+    fields = {keys.text(name): keys.text(value) for name, value in grouped(flat, 2)}
     try:
         return _alarm(kind, keys.text(what), fields) if fields else None
     except ValueError:

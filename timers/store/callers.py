@@ -21,7 +21,7 @@ from redis.exceptions import ResponseError
 from timers.core.limits import Rate
 from timers.errors import Unavailable
 from timers.store import keys
-from timers.store.scripts import Argument, reachable, read
+from timers.store.scripts import Argument, grouped, reachable, read
 from timers.store.store import Arming, Reply, Store
 from timers.store.upkeep import index_prefixes
 
@@ -232,7 +232,7 @@ class Quotas:
 
         while places:
             answers = await read(self._redis, ask, None, [])
-            for source, whole, names in zip(list(places), answers[::2], answers[1::2], strict=True):
+            for source, (whole, names) in zip(list(places), grouped(answers, 2), strict=True):
                 found.update(keys.text(name) for name in names)
                 if whole is None:
                     await index_prefixes(self._store, source[0])

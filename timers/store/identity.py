@@ -239,10 +239,8 @@ class DbIdentity:
     async def check(self, mine: Sequence[int], others: Sequence[int] = ()) -> None:
         """Check whether it is still the same db, and renew the epoch if it is gone. Mark the progress of the shards
         that are `mine`, read the checkpoints of `others`, and find those that went back in time. Raises as `renew`."""
-        epoch, known = self.epoch, [(shard, str(self.checkpoints.get(shard, 0))) for shard in (*mine, *others)]
-        acts = ["mark"] * len(mine) + ["look"] * len(others)
-        checkpoints = zip(known, acts, strict=True)
-        calls = [(keys.root(shard), [newest, act]) for (shard, newest), act in checkpoints]
+        epoch, acts = self.epoch, dict.fromkeys(mine, "mark") | dict.fromkeys(others, "look")
+        calls = [(keys.root(shard), [str(self.checkpoints.get(shard, 0)), act]) for shard, act in acts.items()]
         try:
             replies = await scripts.run_all(self._redis, "mark", calls, self._wake) if calls else []
             with scripts.reachable():
@@ -259,7 +257,7 @@ class DbIdentity:
             self._take(await self._change("mend"))
         await self._stamp()
         if epoch == self.epoch:  # an emptied db has no checkpoints either, but that is another kind of loss
-            await self._take_checkpoints({shard: reply[1:] for (shard, _), reply in zip(known, replies, strict=True)})
+            await self._take_checkpoints({shard: reply[1:] for shard, reply in zip(acts, replies, strict=True)})
 
     async def _take_checkpoints(self, replies: Mapping[int, Sequence[bytes]]) -> None:
         """Remember the newest checkpoints; report the shards in which the newest known one is missing."""
@@ -318,8 +316,7 @@ class DbIdentity:
 def _meta(flat: Sequence[bytes]) -> Meta | None:
     """Fields and values in turn as a meta; None if the db has no identity yet. Raises ConfigurationError for an
     unusable meta, and TooNew for a format that only a later version reads."""
-    texts = [field.decode(errors="replace") for field in flat]
-    fields = dict(zip(texts[::2], texts[1::2], strict=True))
+    fields = dict(scripts.grouped([field.decode(errors="replace") for field in flat], 2))
     form = _form(fields)
     if not fields.get("epoch"):
         return None

@@ -20,7 +20,7 @@ from timers.errors import InvalidInput
 from timers.store import codec, keys, queries
 from timers.store.cooperative import cooperatively
 from timers.store.filters import Filter
-from timers.store.scripts import Argument
+from timers.store.scripts import Argument, grouped
 from timers.store.store import Store
 
 PAGE_LIMIT: Final = shapes.PAGE_LIMIT
@@ -285,7 +285,7 @@ def _bounds(source: _Source, wanted: Filter, after: _Item | None) -> list[Argume
 
 def _items_of(source: _Source, found: Sequence[Any]) -> Iterator[_Item]:
     """The answer of `list`."""
-    for member, score, raw in zip(found[::3], found[1::3], found[2::3], strict=True):
+    for member, score, raw in grouped(found, 3):
         name = keys.text(member)
         timer = codec.readable(source.prefix, name, raw) if raw else None
         yield _Item(source, score.decode(), name, timer, len(raw or b""))

@@ -20,7 +20,7 @@ from timers.core.durations import format_time
 from timers.core.fields import is_prefix, owner
 from timers.store import keys
 from timers.store.identity import SILENT_SECONDS
-from timers.store.scripts import Argument, reachable, read
+from timers.store.scripts import Argument, grouped, reachable, read
 from timers.store.starts import quantiles_ms
 from timers.store.store import Store
 
@@ -200,10 +200,10 @@ class Membership:
         version, signs, cards, declared = await self._run(me.pod, news, self._roster.version, card, *declares)
         self._said_state = state
         if version != self._roster.version:
-            parts = {pod: _part(pod, text) for pod, text in _pairs(cards).items()}
+            parts = {pod: _part(pod, text) for pod, text in grouped(cards, 2)}
             self._introduced = {member.pod for member in parts.values()}
-            members = [_member(parts, pod, float(score)) for pod, score in _pairs(signs).items()]
-            self._roster = Roster(version, members, _declarations(_pairs(declared)))
+            members = [_member(parts, pod, float(score)) for pod, score in grouped(signs, 2)]
+            self._roster = Roster(version, members, _declarations(dict(grouped(declared, 2))))
         return self._roster
 
     async def leave(self, pod: str) -> None:
@@ -257,10 +257,6 @@ class Membership:
 def _json(member: Member, *names: str) -> str:
     said = {name: getattr(member, name) for name in names}
     return json.dumps(said, separators=(",", ":"), default=sorted)
-
-
-def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _part(pod: bytes, text: bytes) -> Member:

@@ -62,7 +62,7 @@ async def lengths(store: Store, shards: Iterable[int]) -> Sequence[tuple[Asked, 
     """The hooks that each shard knows, and how many entries wait there."""
     shards = list(shards)
     with reachable():
-        names = [name for shard in shards for name in (_hooks(shard), _outbox(shard))]
+        names = [f"{keys.root(shard)}{name}" for shard in shards for name in ("hooks", "outbox")]
         if not names or not await store.connections.commands.exists(*names):
             return [(frozenset(), 0)] * len(shards)
     answers = await store.of_shards(
@@ -83,11 +83,12 @@ async def waiting(store: Store) -> tuple[int, int]:
 
 async def change_hooks(store: Store, shard: int, new: Collection[str], taken_back: Collection[str]) -> None:
     """Add hooks to those that a shard knows, and remove others."""
+    name = f"{keys.root(shard)}hooks"
     with reachable():
         if new:
-            await store.connections.commands.hset(_hooks(shard), mapping=dict.fromkeys(new, 1))
+            await store.connections.commands.hset(name, mapping=dict.fromkeys(new, 1))
         if taken_back:
-            await store.connections.commands.hdel(_hooks(shard), *taken_back)
+            await store.connections.commands.hdel(name, *taken_back)
 
 
 async def first(store: Store, shard: int, most: int) -> Sequence[Entry]:
@@ -110,14 +111,6 @@ async def drop(store: Store, shard: int, entries: Collection[Entry]) -> int:
 def prefixes_of(lines: Iterable[str]) -> set[str]:
     """The prefixes of the calls that these hooks ask for."""
     return {hook.prefix for line in lines if (hook := Hook.parse(line)) is not None}
-
-
-def _hooks(shard: int) -> str:
-    return f"{keys.root(shard)}hooks"
-
-
-def _outbox(shard: int) -> str:
-    return f"{keys.root(shard)}outbox"
 
 
 def _entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Entry:

@@ -19,15 +19,8 @@ from timers.errors import RedisRights, Unavailable
 from timers.store import keys
 from timers.store.checkup import Check, configured, judge, judged, server_facts
 from timers.store.cooperative import set_within
-from timers.store.notifications import (
-    FLAGS,
-    ensure_notifications,
-    missing_flags,
-    set_canary,
-    subscribe,
-    touch_canary,
-)
-from timers.store.scripts import reachable
+from timers.store.notifications import FLAGS, ensure_notifications, missing_flags, set_canary, subscribe, touch_canary
+from timers.store.scripts import reachable, read
 from timers.store.store import Store
 
 SCAN_LIMIT: Final = 100_000
@@ -164,11 +157,11 @@ async def replay(store: Store, prefixes: Iterable[str]) -> Check:
 
 
 async def _denied_to_default(store: Store, commands: Sequence[str]) -> list[str]:
-    with reachable():
-        async with store.connections.commands.pipeline(transaction=False) as pipe:
-            for command in commands:
-                pipe.execute_command("ACL", "DRYRUN", "default", *command.split())
-            answers = await pipe.execute()
+    answers = await read(
+        store.connections.commands,
+        lambda asked: [asked.execute_command("ACL", "DRYRUN", "default", *command.split()) for command in commands],
+        None,
+    )
     return [command for command, answer in zip(commands, answers, strict=True) if answer != b"OK"]
 
 

@@ -163,8 +163,7 @@ async def retrying(store: Store, wanted: Filter = ALL) -> list[tuple[str, int, i
     at_most = {"start": 0, "num": RETRYING_SHOWN + OWN_QUEUES} if wanted.is_of_all else {}
 
     numbered = await store.of_shards(
-        lambda asked, root: asked.zrevrangebyscore(f"{root}retrying", "+inf", "-inf", withscores=True, **at_most),
-        [],
+        lambda asked, root: asked.zrevrangebyscore(f"{root}retrying", "+inf", "-inf", withscores=True, **at_most), []
     )
     for (of_shard,) in numbered:
         numbers.update({p: int(n) for p, n in of_shard if is_time(n) and wanted.covers(keys.text(p))})
@@ -280,7 +279,7 @@ async def endings(store: Store, prefix: str, status: Status, most: int) -> list[
     found = [
         Ending(timer_id.decode(), int(float(at)) if is_time(float(at)) else 0, _error(progress))
         for _, listed, _ in await store.run_all("list", calls)
-        for timer_id, at, progress in zip(listed[::3], listed[1::3], listed[2::3], strict=True)
+        for timer_id, at, progress in scripts.grouped(listed, 3)
     ]
     return sorted(found, key=lambda ending: ending.at_ms, reverse=True)[:most]
 

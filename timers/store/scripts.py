@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import cycle
@@ -163,6 +163,11 @@ async def run_all(redis: Redis | DedicatedConnection, name: str, calls: Sequence
         if isinstance(answer, NoScriptError):
             answers[place] = await run(redis, name, *calls[place], wake)
     return answers
+
+
+def grouped(flat: Sequence[Any], size: int) -> Iterator[tuple[Any, ...]]:
+    """What a script answers in a flat list, so many at a time. As `itertools.batched`, which Python 3.11 lacks."""
+    return zip(*[iter(flat)] * size, strict=True)
 
 
 async def read(redis: Redis, ask: Callable[[Any], object], *empty: object) -> list[Any]:

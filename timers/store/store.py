@@ -2,8 +2,8 @@
 
 import time
 import zlib
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from timers.core.clock import ServerClock
@@ -63,7 +63,7 @@ class Claimed:
     timers: list[Timer]
     unreadable: list[tuple[Timer, str]]
     quarantined: dict[str, str]
-    more: set[str] = field(default_factory=set)
+    more: Set[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +120,7 @@ class Store:
         self.clock.observe(server_ms := seconds * 1000 + micros // 1000, sent, time.monotonic())
         return server_ms
 
-    async def arm(
-        self,
-        armings: Sequence[Arming],
-        *,
-        edit_lock_ms: int = 0,
-        room: int | None = None,
-    ) -> list[Reply]:
+    async def arm(self, armings: Sequence[Arming], *, edit_lock_ms: int = 0, room: int | None = None) -> list[Reply]:
         """Arm timers of any shards in one round trip; replies in order. Codes: created, replaced, kept, exists,
         running, locked, newer, rights; full, once `room` for timers that are not scheduled already is used up."""
         identities, lines = [(a.prefix, a.id) for a in armings], list(map(_arming, armings))
@@ -134,7 +128,7 @@ class Store:
         def head(places: Sequence[int]) -> Sequence[scripts.Argument]:
             return edit_lock_ms, "" if room is None else sum(place < room for place in places)
 
-        answers = await self.run_lines("arm", identities, lines, head=head, words=2)
+        answers = await self.run_lines("arm", identities, lines, head)
         return [self._armed(a, *said) for a, said in zip(armings, answers, strict=True)]
 
     async def arm_one(self, arming: Arming, *, edit_lock_ms: int = 0) -> Reply:
@@ -152,14 +146,13 @@ class Store:
         name: str,
         identities: Sequence[Identity],
         lines: Sequence[str | bytes],
-        *,
         head: Callable[[Sequence[int]], Sequence[scripts.Argument]] = lambda _places: (),
-        words: int = 1,
+        *,
         most: int = ARM_LIMIT,
     ) -> list[tuple[Any, ...]]:
-        """Run a script that makes timers, with a line for each, on all their shards in one round trip. Returns the
-        script's `words` for each. Founds shards that do not carry the db's epoch. `head` makes
-        the arguments that come before a batch of at most `most` lines."""
+        """Run a script that makes timers, with a line for each, on all their shards in one round trip. Returns what it
+        says of each. Founds shards that do not carry the db's epoch. `head` makes the arguments that come before a
+        batch of at most `most` lines."""
         if identities and not self.identity.epoch:
             await self.identity.make()
         answers: dict[int, tuple[Any, ...]] = {}
@@ -184,8 +177,8 @@ class Store:
                 if reply[1] == b"foreign":
                     foreign.add(shard)
                     continue
-                for i, place in enumerate(places):
-                    answers[place] = tuple(reply[1 + words * i : 1 + words * (i + 1)])
+                said = scripts.grouped(reply[1:], (len(reply) - 1) // len(places))
+                answers.update(zip(places, said, strict=True))
             if len(answers) == len(identities):
                 return [answers[place] for place in range(len(identities))]
             await self.identity.found(foreign)
@@ -200,8 +193,8 @@ class Store:
             for shard, places in shards.items()
         ]
         for places, reply in zip(shards.values(), await self.run_all("get", calls), strict=True):
-            for i, place in enumerate(places):
-                found[identities[place]] = _read(identities[place], int(reply[0]), *reply[3 * i + 1 : 3 * i + 4])
+            for place, parts in zip(places, scripts.grouped(reply[1:], 3), strict=True):
+                found[identities[place]] = _read(identities[place], int(reply[0]), *parts)
         return [found[identity] for identity in identities]
 
     async def get_one(self, prefix: str, timer_id: str) -> Timer | None:
@@ -284,11 +277,11 @@ class Store:
         arguments: list[scripts.Argument] = [pod, lease_ms, cause, "in order" if in_order else ""]
         arguments += [f"{prefix} {processors.get(prefix, '-')} {most}" for prefix, most in wanted]
         more, claimed, bad, denied, newer = await self.run("claim", shard, arguments)
-        self._met(newer)
-        for command in denied[1::2]:
+        refused = dict(scripts.grouped(denied, 2))
+        for command in refused.values():
             self.refusals.denied(command.decode())
-        left = {prefix.decode() for prefix in set(more).difference(denied[::2])}
-        return replace(self._claimed(claimed, bad, pod, lease_ms), more=left)
+        left = {prefix.decode() for prefix in set(more).difference(refused)}
+        return replace(self._claimed(claimed, bad, newer, pod, lease_ms), more=left)
 
     async def block(self, shard: int, block_ms: Mapping[str, int]) -> None:
         """Start nothing of these queues for so long. Nobody polls them meanwhile. 0 lets a queue go on, and its
@@ -319,8 +312,7 @@ class Store:
         processor."""
         named = [part for prefix, timer_id in orphans for part in (prefix, timer_id, processors.get(prefix, "-"))]
         rescued, bad, newer = await self.run("rescue", shard, [pod, lease_ms, *named])
-        self._met(newer)
-        return self._claimed(rescued, bad, pod, lease_ms)
+        return self._claimed(rescued, bad, newer, pod, lease_ms)
 
     async def extend(
         self, shard: int, timers: Sequence[Timer], *, pod: str, lease_ms: int, via: DedicatedConnection | None = None
@@ -348,7 +340,7 @@ class Store:
         """Touch what has become due so that its events come now, and learn when to poll again. Checks some queues
         from `rank` on, newest due first."""
         next_poll, queues, next_rank, lost = await self.run("touch", shard, [TOUCH_LIMIT, rank])
-        due = {keys.text(queues[i]): int(queues[i + 1]) for i in range(0, len(queues), 2)}
+        due = {keys.text(prefix): int(due_ms) for prefix, due_ms in scripts.grouped(queues, 2)}
         next_ms = int(next_poll) if next_poll else None
         return Touched(round(self.clock.now_ms()), next_ms, due, int(next_rank), bool(lost))
 
@@ -362,17 +354,16 @@ class Store:
         members, next_rank = await self.run("orphans", shard, [TOUCH_LIMIT, rank])
         return [keys.identity_of(keys.text(member)) for member in members], int(next_rank)
 
-    def _met(self, newer: Sequence[bytes]) -> None:
-        for member, raw in zip(newer[::2], newer[1::2], strict=True):
-            self.refusals.met_newer(keys.text(member), raw)
-
-    def _claimed(self, parts: Sequence[bytes], bad: Sequence[bytes], pod: str, lease_ms: int) -> Claimed:
+    def _claimed(
+        self, parts: Sequence[bytes], bad: Sequence[bytes], newer: Sequence[bytes], pod: str, lease_ms: int
+    ) -> Claimed:
         lease = Lease(pod, round(self.clock.now_ms()) + lease_ms)
-        claimed = Claimed([], [], {keys.text(bad[i]): bad[i + 1].decode() for i in range(0, len(bad), 2)})
-        for i in range(0, len(parts), 3):
-            prefix, timer_id = parts[i].decode(), parts[i + 1].decode()
+        claimed = Claimed([], [], {keys.text(member): reason.decode() for member, reason in scripts.grouped(bad, 2)})
+        for member, raw in scripts.grouped(newer, 2):
+            self.refusals.met_newer(keys.text(member), raw)
+        for prefix, timer_id, raw in scripts.grouped(parts, 3):
             try:
-                claimed.timers.append(codec.decode(prefix, timer_id, parts[i + 2], lease))
+                claimed.timers.append(codec.decode(prefix.decode(), timer_id.decode(), raw, lease))
             except codec.CorruptRecord as corrupt:
                 if corrupt.timer is not None:  # the script has written the head
                     claimed.unreadable.append((corrupt.timer, str(corrupt)))

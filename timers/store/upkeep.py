@@ -1,13 +1,13 @@
 """Owns the upkeep of a shard, step by step: repairing indexes, heads, leases and counts by the records, and removing
 finished timers whose retention is over."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
 from timers.core.model import Status
 from timers.store import codec, keys
-from timers.store.scripts import Argument
+from timers.store.scripts import Argument, grouped
 from timers.store.store import Store
 
 STEP: Final = 100
@@ -37,7 +37,8 @@ async def audit(store: Store, shard: int) -> AsyncIterator[Found]:
         found, place, cursor, seen = await _step(store, shard, ["records", "repair", place, cursor, STEP])
         prefixes |= seen
         yield found
-    indexes = ["leases", *(name for prefix in sorted(prefixes) for name in _indexes(prefix))]
+    kinds = ("due", "retrying", *(f"finished:{letter}" for letter in "cfux"))
+    indexes = ["leases", *(f"{kind}:{prefix}" for prefix in sorted(prefixes) for kind in kinds)]
     for start in range(0, len(indexes), STEP):
         batch, cursor = indexes[start : start + STEP], "0"
         while batch:
@@ -84,15 +85,9 @@ async def _prefixes(store: Store, shard: int) -> set[str]:
     return found - {keys.WHOLE}
 
 
-def _indexes(prefix: str) -> Iterator[str]:
-    yield f"due:{prefix}"
-    yield f"retrying:{prefix}"
-    yield from (f"finished:{letter}:{prefix}" for letter in "cfux")
-
-
 async def _step(store: Store, shard: int, part: Sequence[Argument]) -> tuple[Found, int, str, set[str]]:
     told, place, cursor, seen = await store.run("audit", shard, part)
-    found = {told[i].decode(): int(told[i + 1]) for i in range(0, len(told), 2)}
+    found = {what.decode(): int(number) for what, number in grouped(told, 2)}
     return found, int(place), cursor.decode(), {name.decode() for name in seen}
 
 
@@ -126,6 +121,6 @@ async def prune(
     number, reached, failed = await store.run("prune", shard, [retention_ms, failed_ms, most, counts, cursor])
     removed = [
         (keys.text(prefix), codec.STATUSES[letter.decode()], int(n), keys.text(oldest))
-        for letter, prefix, n, oldest in zip(*(failed[i::4] for i in range(4)), strict=True)
+        for letter, prefix, n, oldest in grouped(failed, 4)
     ]
     return Pruned(int(number), keys.text(reached), removed, reached == b"0" and int(number) < most)
