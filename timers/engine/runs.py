@@ -5,6 +5,7 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -37,6 +38,7 @@ def named(timer: Timer, processor: str) -> dict[str, object]:
     return {"timer": timer.key, "attempt": timer.attempt, "pod": pod, "processor": processor}
 
 
+@dataclass(slots=True, eq=False)
 class Run:
     """A run from claim to settlement. Its times are the pod's monotonic seconds: `known_at` is when this pod learned
     that the timer's queue has due timers, if that is known; `started` is `claimed_at` until the processor is called;
@@ -44,31 +46,27 @@ class Run:
     is true while a thread is busy with it. `timers` is what a plain function was given, `permit` what the run holds of
     a limited prefix, and `span` traces it."""
 
-    __slots__ = (
-        *("claimed_at", "coroutine", "ended", "in_thread", "is_started", "known_at", "lease_until"),
-        *("permit", "processor", "shard", "span", "started", "stop", "timeout", "timeout_ms", "timer", "timers"),
-    )
+    shard: int
+    timer: Timer
+    processor: Processor
+    claimed_at: float
+    lease_until: float
+    known_at: float | None = None
+    started: float = field(init=False)
+    timeout_ms: int | None = field(init=False)
+    permit: "Permit | None" = None
+    coroutine: asyncio.Task[None] | None = None
+    timeout: asyncio.Handle | None = None
+    stop: StopReason | None = None
+    timers: "ThreadTimers | None" = None
+    span: "Span | None" = None
+    ended: bool = False
+    in_thread: bool = False
+    is_started: bool = False
 
-    def __init__(
-        self,
-        shard: int,
-        timer: Timer,
-        processor: Processor,
-        claimed_at: float,
-        lease_until: float,
-        *,
-        known_at: float | None = None,
-    ) -> None:
-        self.shard, self.timer, self.processor, self.lease_until = shard, timer, processor, lease_until
-        self.started, self.claimed_at, self.known_at = claimed_at, claimed_at, known_at
-        self.permit: Permit | None = None
-        self.coroutine: asyncio.Task[None] | None = None
-        self.timeout: asyncio.Handle | None = None
-        self.stop: StopReason | None = None
-        self.timers: ThreadTimers | None = None
-        self.span: Span | None = None
-        self.ended = self.in_thread = self.is_started = False
-        self.timeout_ms = timer.timeout_ms if "timeout" in timer.spec else processor.timeout_ms
+    def __post_init__(self) -> None:
+        self.started = self.claimed_at
+        self.timeout_ms = self.timer.timeout_ms if "timeout" in self.timer.spec else self.processor.timeout_ms
 
     @property
     def timeout_at(self) -> float:
