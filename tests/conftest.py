@@ -4,13 +4,15 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from functools import cache
 from typing import Final
 
 import pytest
 import pytest_asyncio
+import redis.utils
 from hypothesis import HealthCheck, settings
 
-from tests.servers import FAMILIES, Kind, ServerHandle, start_kind
+from tests.servers import FAMILIES, FORGETFUL, Kind, ServerHandle, start_kind
 
 # A shell ignores SIGINT in background jobs, and every command that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -19,6 +21,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The time that an example takes only shows how busy the machine is.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+# For each connection, redis-py reads the description of its own package: half a millisecond.
+redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
 
 # Every pod and every command that a test starts would compile the whole service, and every worker all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -64,7 +69,7 @@ class SharedServers:
         """The server of this kind. If the machine has none, the test is skipped, or fails in CI."""
         if kind not in self._running:
             folder = self._folders.mktemp(kind)
-            self._running[kind] = await start_kind(kind, folder, "--enable-debug-command", "yes")
+            self._running[kind] = await start_kind(kind, folder, "--enable-debug-command", "yes", *FORGETFUL)
         return self._running[kind]
 
     async def stop(self) -> None:

@@ -21,6 +21,9 @@ Kind = Literal["redis", "valkey", "cluster"]
 """A server of a family, or the one node of a cluster, which refuses a script a second hash slot."""
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
+FORGETFUL: Final = ("--appendonly", "no")
+"""Arguments of a server that no test restarts: writing down each command takes a fifth of a test's time."""
+
 ServerHandle = EmbeddedServer
 """`url`, `family`, `version`, `pid`; `await stop()` ends it in order, `kill()` as a crash would."""
 

@@ -20,7 +20,7 @@ from tests.property.life.callers import CallerVerbs
 from tests.property.life.content import expected_content, stored_content
 from tests.property.life.pods import PodVerbs
 from tests.property.life.world import IDENTITIES, STEPS, VALUES
-from tests.servers import FAMILIES, start_server
+from tests.servers import FAMILIES, FORGETFUL, start_server
 from timers.core.durations import HOUR_MS
 from timers.core.model import Status
 from timers.core.outcome import Done, Failed, Snooze
@@ -110,7 +110,7 @@ def test_lives_agree_with_the_oracle(tmp_path: Path) -> None:
     """Run until every verb has succeeded, on Redis and on Valkey."""
     seen: Counter[str] = Counter()
     with asyncio.Runner() as runner:
-        servers = [runner.run(start_server(family, tmp_path / family)) for family in FAMILIES]
+        servers = [runner.run(start_server(family, tmp_path / family, *FORGETFUL)) for family in FAMILIES]
         try:
             for rounds, server in enumerate(islice(cycle(servers), ROUNDS_LIMIT), 1):
                 machine: Any = partial(LifeMachine, runner, server.url, seen)  # typed as a class, used as a callable

@@ -3,17 +3,17 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from redis.asyncio.client import Pipeline
 
+from tests.conftest import SharedServers
 from tests.members import declare
-from tests.servers import Kind, start_kind
+from tests.servers import Kind
 from tests.store.acts import LEASE_MS, POD, PREFIX, an_end, armed, arming, prune, running, settle
-from tests.waiting import patient
+from tests.store.backends import real_connections
 from timers.client import TimerClient, client_over, open_store
 from timers.client.actions import BulkAction
 from timers.core.model import Status
@@ -21,19 +21,16 @@ from timers.core.spec import NewTimer
 from timers.errors import NotFound, TooManyPending
 from timers.store import keys
 from timers.store.callers import Quota, Quotas
-from timers.store.connect import connect
 from timers.store.store import Store
 
 
 @pytest.fixture(params=[1, 3], ids=["one shard", "three shards"])
-async def store(request: pytest.FixtureRequest, kind: Kind, tmp_path: Path) -> AsyncIterator[Store]:
-    server = await start_kind(kind, tmp_path)
-    store = await open_store(connect(patient(server.url)), shards=request.param)
-    numbered = (f"{letter}{n}" for letter in "ap" for n in range(10))
-    await declare(store, "a", "ab", "b", "bc", "other", *numbered)
-    yield store
-    await store.connections.close()
-    await server.stop()
+async def store(request: pytest.FixtureRequest, servers: SharedServers, kind: Kind) -> AsyncIterator[Store]:
+    async with real_connections(servers, kind) as connections:
+        store = await open_store(connections, shards=request.param)
+        numbered = (f"{letter}{n}" for letter in "ap" for n in range(10))
+        await declare(store, "a", "ab", "b", "bc", "other", *numbered)
+        yield store
 
 
 def timer(prefix: str, timer_id: str, **fields: str) -> NewTimer:
