@@ -29,7 +29,7 @@ CONNECT_SHARE: Final = 0.4
 _NEVER: Final = Retry(NoBackoff(), 0)
 
 
-class DedicatedConnection:
+class ScriptConnection:
     """One connection that many callers share: commands are executed and answered in the order in which they were sent.
     It opens with the first command and reopens after it broke. It needs no lending from a pool, which costs 35 µs of
     CPU a create, and redis-py only opens it: its way to the socket and back costs 17."""
@@ -148,7 +148,7 @@ class Connections:
 
     commands: Redis
     db: int
-    scripts: DedicatedConnection
+    scripts: ScriptConnection
 
     @property
     def user(self) -> str:
@@ -193,7 +193,7 @@ def connect(url: str, *, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS)
         kind = pool.connection_class
         pool.connection_class = type(f"Improved{kind.__name__}", (_Improved, kind), {})
         # An unknown option of the URL is refused only here.
-        shared = DedicatedConnection(_dial(pool), answer_s=pool.connection_kwargs["socket_timeout"])
+        shared = ScriptConnection(_dial(pool), answer_s=pool.connection_kwargs["socket_timeout"])
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
     return Connections(Redis.from_pool(pool), pool.connection_kwargs.get("db", 0), shared)

@@ -22,7 +22,7 @@ from redis.exceptions import (
 )
 
 from timers.errors import Full, RedisRights, TimersError, Unavailable
-from timers.store.connect import DedicatedConnection
+from timers.store.connect import ScriptConnection
 
 Argument = str | int | bytes
 
@@ -128,9 +128,7 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
     return None
 
 
-async def run(
-    redis: Redis | DedicatedConnection, name: str, root: str, arguments: Sequence[Argument], wake: str
-) -> Any:
+async def run(redis: Redis | ScriptConnection, name: str, root: str, arguments: Sequence[Argument], wake: str) -> Any:
     """Run a script. Each has the channel of wake-ups as its first argument. Raises Unavailable. A server that lost its
     script cache gets the script again."""
     with reachable(alone=True):
@@ -140,13 +138,13 @@ async def run(
             return await redis.eval(source(name), 1, root, wake, *arguments)
 
 
-async def run_all(redis: Redis | DedicatedConnection, name: str, calls: Sequence[Call], wake: str) -> list[Any]:
+async def run_all(redis: Redis | ScriptConnection, name: str, calls: Sequence[Call], wake: str) -> list[Any]:
     """Run a script several times, in order and in one round trip. Raises as `run`: the calls before the one that failed
     were made, and later ones may have been."""
     if len(calls) == 1:
         return [await run(redis, name, *calls[0], wake)]
     with reachable():
-        if isinstance(redis, DedicatedConnection):
+        if isinstance(redis, ScriptConnection):
             asked = (redis.evalsha(digest(name), 1, root, wake, *arguments) for root, arguments in calls)
             answers: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
         else:

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from fakeredis import FakeAsyncRedis, FakeRedis, FakeServer
 
-from timers.store.connect import Connections, DedicatedConnection
+from timers.store.connect import Connections, ScriptConnection
 
 _CLOCKS: Final = (
     "fakeredis._helpers.time",
@@ -76,5 +76,5 @@ def fake_connections(server: FakeServer | None = None) -> Connections:
     vars(server)["_lua_expected_globals"].add(b"struct")
     vars(server)["_lua_runtime"] = _FlaggedLua(lua)
     redis = FakeAsyncRedis(server=server)
-    # It has no socket that a dedicated connection could take over.
-    return Connections(redis, 0, cast("DedicatedConnection", redis))
+    # It has no socket that a connection of scripts could take over.
+    return Connections(redis, 0, cast("ScriptConnection", redis))

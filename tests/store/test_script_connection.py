@@ -14,14 +14,14 @@ from tests.servers import Kind
 from tests.store.acts import arming
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.errors import Unavailable
-from timers.store.connect import DedicatedConnection, connect
+from timers.store.connect import ScriptConnection, connect
 from timers.store.store import Store
 
 ECHO = "return ARGV[1]"
 
 
 @pytest.fixture
-async def connection(real: Store) -> DedicatedConnection:
+async def connection(real: Store) -> ScriptConnection:
     return real.connections.scripts
 
 
@@ -30,7 +30,7 @@ async def redis(real: Store) -> Redis:
     return real.connections.commands
 
 
-async def echoed(connection: DedicatedConnection, word: str) -> str:
+async def echoed(connection: ScriptConnection, word: str) -> str:
     answer: bytes = await connection.eval(ECHO, 0, word)
     return answer.decode()
 
@@ -39,15 +39,13 @@ async def clients(redis: Redis) -> set[str]:
     return {client["id"] for client in await redis.client_list()}
 
 
-async def test_commands_share_one_connection(redis: Redis, connection: DedicatedConnection) -> None:
+async def test_commands_share_one_connection(redis: Redis, connection: ScriptConnection) -> None:
     before = await clients(redis)
     assert [await echoed(connection, word) for word in "abc"] == ["a", "b", "c"]
     assert len(await clients(redis) - before) == 1
 
 
-async def test_commands_sent_together_are_answered_in_their_order(
-    redis: Redis, connection: DedicatedConnection
-) -> None:
+async def test_commands_sent_together_are_answered_in_their_order(redis: Redis, connection: ScriptConnection) -> None:
     before = await clients(redis)
     words = [str(number) for number in range(100)]
     assert await asyncio.gather(*(echoed(connection, word) for word in words)) == words
@@ -55,7 +53,7 @@ async def test_commands_sent_together_are_answered_in_their_order(
 
 
 async def test_a_command_that_is_given_up_leaves_those_sent_with_it_alone(
-    redis: Redis, connection: DedicatedConnection
+    redis: Redis, connection: ScriptConnection
 ) -> None:
     await echoed(connection, "a")
     before = await clients(redis)
@@ -71,7 +69,7 @@ async def test_a_command_that_is_given_up_leaves_those_sent_with_it_alone(
     assert await clients(redis) == before
 
 
-async def test_a_server_that_does_not_let_in_fails_all_who_wait(redis: Redis, connection: DedicatedConnection) -> None:
+async def test_a_server_that_does_not_let_in_fails_all_who_wait(redis: Redis, connection: ScriptConnection) -> None:
     """They share one attempt: one after the other would take as many times as long."""
     await redis.config_set("maxclients", 1)
     try:
@@ -83,7 +81,7 @@ async def test_a_server_that_does_not_let_in_fails_all_who_wait(redis: Redis, co
     assert await echoed(connection, "d") == "d"
 
 
-async def test_an_error_is_an_answer_and_stops_nothing(redis: Redis, connection: DedicatedConnection) -> None:
+async def test_an_error_is_an_answer_and_stops_nothing(redis: Redis, connection: ScriptConnection) -> None:
     await echoed(connection, "a")
     before = await clients(redis)
     with pytest.raises(ResponseError, match="on purpose"):
@@ -92,7 +90,7 @@ async def test_an_error_is_an_answer_and_stops_nothing(redis: Redis, connection:
     assert await clients(redis) == before
 
 
-async def test_a_server_that_hung_up_meanwhile_is_called_again(redis: Redis, connection: DedicatedConnection) -> None:
+async def test_a_server_that_hung_up_meanwhile_is_called_again(redis: Redis, connection: ScriptConnection) -> None:
     await echoed(connection, "a")
     # As a server does with connections that were idle for long.
     await redis.client_kill_filter(skipme=True, _type="normal")
@@ -104,11 +102,11 @@ async def test_a_server_that_hung_up_meanwhile_is_called_again(redis: Redis, con
     assert await echoed(connection, "b") == "b"
 
 
-async def test_an_answer_in_many_parts_arrives_whole(connection: DedicatedConnection) -> None:
+async def test_an_answer_in_many_parts_arrives_whole(connection: ScriptConnection) -> None:
     assert await echoed(connection, long := "x" * 3_000_000) == long
 
 
-async def test_an_answer_that_nobody_asked_for_is_nobodys(redis: Redis, connection: DedicatedConnection) -> None:
+async def test_an_answer_that_nobody_asked_for_is_nobodys(redis: Redis, connection: ScriptConnection) -> None:
     await echoed(connection, "a")
     before = await clients(redis)
     assert connection._wire is not None
@@ -117,7 +115,7 @@ async def test_an_answer_that_nobody_asked_for_is_nobodys(redis: Redis, connecti
     assert await clients(redis) != before
 
 
-async def test_a_cancelled_call_leaves_no_answer_behind(redis: Redis, connection: DedicatedConnection) -> None:
+async def test_a_cancelled_call_leaves_no_answer_behind(redis: Redis, connection: ScriptConnection) -> None:
     """The late answer is never taken for the answer to the next command."""
     await echoed(connection, "a")
     await redis.client_pause(60_000, all=False)  # scripts wait, as all writes do
@@ -139,7 +137,7 @@ async def test_a_slow_call_is_unavailable_and_the_next_is_not(
     real: Store, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await real.arm([arming("first")])
-    connection = DedicatedConnection(real.connections.dial(), answer_s=0.05)
+    connection = ScriptConnection(real.connections.dial(), answer_s=0.05)
     monkeypatch.setattr(real, "connections", replace(real.connections, scripts=connection))
     await redis.client_pause(60_000, all=False)
     try:
