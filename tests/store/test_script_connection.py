@@ -155,6 +155,28 @@ async def test_a_slow_call_is_unavailable_and_the_next_is_not(
     await connection.aclose()
 
 
+async def test_a_late_answer_ends_the_connection_also_if_nobody_waits_for_it(real: Store, redis: Redis) -> None:
+    """Callers with less patience than the connection would meet the same dead one again and again."""
+    connection = ScriptConnection(real.connections.dial(), answer_s=1.0)
+    await echoed(connection, "a")
+    wire = connection._wire
+    assert wire is not None
+    await redis.client_pause(60_000, all=False)
+    try:
+        asked = asyncio.create_task(echoed(connection, "b"))
+        await asyncio.sleep(0)  # it is sent
+        asked.cancel()
+
+        async def ended() -> bool:
+            return not wire.is_open
+
+        await eventually(ended, "the connection has ended")
+    finally:
+        await redis.client_unpause()
+    assert await echoed(connection, "c") == "c"
+    await connection.aclose()
+
+
 async def test_a_server_without_the_script_is_given_it(real: Store, redis: Redis) -> None:
     await redis.script_flush()
     assert [(await real.arm([arming(name)]))[0].code for name in ("a", "b")] == ["created", "created"]

@@ -79,8 +79,8 @@ class ScriptConnection:
 class _RedisProtocol(asyncio.Protocol):
     """An open connection, taken from redis-py: what is written goes to its socket, and what comes to its parser, with
     nothing between. All questions share one timer of the loop, set to the time limit of the first, which has usually
-    been answered by then; one for each takes 5 µs. If an answer is late that somebody waits for, the connection ends;
-    an answer that nobody waits for any more is read and dropped."""
+    been answered by then; one for each takes 5 µs. An answer that nobody waits for any more is read and dropped; but if
+    any answer is late, the connection ends. Callers with less patience would never find out that it is dead."""
 
     def __init__(self, transport: asyncio.WriteTransport, answer_s: float) -> None:
         self._transport, self._answer_s = transport, answer_s
@@ -111,9 +111,8 @@ class _RedisProtocol(asyncio.Protocol):
             if until > now:
                 self._next_expiry = self._loop.call_at(until, self._expire_due)
                 break
-            if not answer.done():
-                answer.set_exception(TimeoutError())
-                self._transport.abort()
+            _settle(answer, TimeoutError())
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
