@@ -273,25 +273,17 @@ REASON: Final = "the pod is starting and has not reached Redis yet (TIMERS_REDIS
 def waiting_application() -> web.Application:
     """The application that serves while Redis is down at the start. Its metrics say just that."""
     app = web.Application(middlewares=[follow, answer_problems])
-    app.router.add_get("/healthz", _healthz)
-    app.router.add_get("/readyz", _readyz)
-    app.router.add_get("/metrics", _metrics)
-    app.router.add_route("*", "/{path:.*}", _not_yet)
+    app.router.add_route("*", "/{path:.*}", _wait)
     return app
 
 
-async def _healthz(_request: web.Request) -> web.Response:
-    return answer({"status": "ok"})
-
-
-async def _readyz(_request: web.Request) -> web.Response:
-    return problem(HTTP_PROBLEMS[503], REASON, ready=False, redis=REASON, warnings=[], problems=[REASON])
-
-
-async def _metrics(_request: web.Request) -> web.Response:
-    text = Metrics().render(None, None, losses=0, dropped=0)
-    return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
-
-
-async def _not_yet(_request: web.Request) -> web.Response:
+async def _wait(request: web.Request) -> web.Response:
+    match request.path:
+        case "/healthz":
+            return answer({"status": "ok"})
+        case "/readyz":
+            return problem(HTTP_PROBLEMS[503], REASON, ready=False, redis=REASON, warnings=[], problems=[REASON])
+        case "/metrics":
+            text = Metrics().render(None, None, losses=0, dropped=0)
+            return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
     raise Unavailable(REASON, nothing_done=True)

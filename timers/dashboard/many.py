@@ -19,7 +19,7 @@ from timers.client.actions import TAKES, BulkAction, Counts, check_action
 from timers.core.answers import ActionAnswer
 from timers.core.fields import decode
 from timers.core.model import Status, Timer
-from timers.dashboard.site import Parts, page_of, pairs_of, show
+from timers.dashboard.site import Parts, paged, pairs_of, show
 from timers.dashboard.timer import due_of
 from timers.errors import FieldError, InvalidInput, shown
 from timers.store.filters import Filter, Visible
@@ -203,8 +203,7 @@ class ManyPages:
             if covers(prefix)
         }
         most = sorted((p for p, by_status in ended.items() if by_status), key=lambda p: (-sum(ended[p].values()), p))
-        at = page_of(request)
-        shown = most[(at - 1) * PREFIXES_A_PAGE : at * PREFIXES_A_PAGE]
+        shown, place = paged(request, most, PREFIXES_A_PAGE)
         return show(
             request,
             "failed",
@@ -212,9 +211,7 @@ class ManyPages:
             section="failed",
             now_ms=round(self._parts.store.clock.now_ms()),
             prefixes=[await failures_of(self._parts.store, prefix, ended[prefix]) for prefix in shown],
-            total=len(most),
-            at=at,
-            pages=-(-len(most) // PREFIXES_A_PAGE),
+            **place,
         )
 
     @page_at("GET bulk", "write")

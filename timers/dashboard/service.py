@@ -21,7 +21,7 @@ from timers.dashboard.charts import Chart, bars
 from timers.dashboard.many import FAILING, failures_of
 from timers.dashboard.overview import clock_of
 from timers.dashboard.render import redirect
-from timers.dashboard.site import Parts, form_of, is_admin, number_of, page_of, pairs_of, show
+from timers.dashboard.site import Parts, form_of, is_admin, number_of, paged, pairs_of, show
 from timers.errors import Forbidden, InvalidInput, shown
 from timers.store import alarms, outbox, queries
 from timers.store.callers import REVOKED
@@ -63,11 +63,11 @@ class ServicePages:
     @page_at("GET prefixes", "read")
     async def prefixes(self, request: web.Request) -> web.Response:
         """Answers 200 with the prefixes that the caller may see, a page at a time, those with trouble first."""
-        words, at = request.query.get("q", "").strip(), page_of(request)
+        words = request.query.get("q", "").strip()
         asked = Filter(prefix=f"{OWN_PREFIXES}*" if is_own(words) else None).seen_by(visible_to(request))
         covers = asked.covering()
         found = [view for view in await self._prefixes.get() if words in view.prefix and covers(view.prefix)]
-        views = found[(at - 1) * PREFIXES_A_PAGE : at * PREFIXES_A_PAGE]
+        views, place = paged(request, found, PREFIXES_A_PAGE)
         return show(
             request,
             "prefixes",
@@ -76,10 +76,8 @@ class ServicePages:
             now_ms=round(self._parts.store.clock.now_ms()),
             views=views,
             ended=await self._ended("hour", {view.prefix: view.counts for view in views}),
-            total=len(found),
-            at=at,
-            pages=-(-len(found) // PREFIXES_A_PAGE),
             words=words,
+            **place,
         )
 
     @page_at("GET prefixes/{prefix}", "read")

@@ -4,7 +4,7 @@ Redis is down, and signing in."""
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote
 
 from aiohttp import web
@@ -23,6 +23,8 @@ from timers.errors import Forbidden, InvalidInput, TimersError, Unauthorized, Un
 from timers.logs import get_logger
 from timers.store.callers import Callers
 from timers.store.store import Store
+
+T = TypeVar("T")
 
 REMEMBERED_BYTES: Final = 8 * 1024 * 1024
 """How much of the last seen pages is kept, to show them while Redis is down: about a hundred ordinary pages."""
@@ -89,10 +91,11 @@ def number_of(form: Mapping[str, str], name: str) -> int | None:
     return int(text) if text else None
 
 
-def page_of(request: web.Request) -> int:
-    """The number of the page that is asked for, from 1."""
+def paged(request: web.Request, found: Sequence[T], size: int) -> tuple[Sequence[T], Mapping[str, int]]:
+    """Those on the page that is asked for, and what its template needs to lead to the others."""
     given = request.query.get("page", "1")
-    return max(1, int(given)) if given.isascii() and given.isdecimal() and len(given) < 6 else 1
+    at = max(1, int(given)) if given.isascii() and given.isdecimal() and len(given) < 6 else 1
+    return found[(at - 1) * size : at * size], {"total": len(found), "at": at, "pages": -(-len(found) // size)}
 
 
 class Guard:
