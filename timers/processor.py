@@ -177,15 +177,11 @@ class Registry:
         self.match = lru_cache(100_000)(self._search)
         """The processor of this pod with the longest prefix that serves a prefix; None if this pod has none, or is
         limited to other prefixes. Another pod may have a longer one."""
-        for found in processors:
-            self._add(found)
-
-    def _add(self, added: Processor) -> None:
-        present = self._by_prefix.setdefault(added.prefix, added)
-        if present is not added:
-            raise ConfigurationError(
-                f"two processors for the prefix {added.prefix!r}: {present.origin} and {added.origin}; remove one"
-            )
+        for added in processors:
+            present = self._by_prefix.setdefault(added.prefix, added)
+            if present is not added:
+                origins = f"{present.origin} and {added.origin}"
+                raise ConfigurationError(f"two processors for the prefix {added.prefix!r}: {origins}; remove one")
 
     def _search(self, prefix: str) -> Processor | None:
         if self.only and owner(prefix, self.only) is None:

@@ -166,7 +166,7 @@ async def test_a_pod_receives_events_only_while_subscribed_and_delivered_to(rig:
     assert not rig.canary.receives_events()
     rig.announces = True
     await until(rig.canary.receives_events, "events arrive again")
-    rig.canary.unsubscribed()
+    rig.canary.subscribed = False
     assert not rig.canary.receives_events()
 
 

@@ -88,7 +88,7 @@ async def test_pod_that_can_hear_leaves_a_timer_due_just_now_to_its_event() -> N
 async def test_timers_wait_for_events_that_cannot_come_while_the_subscription_is_cut() -> None:
     rig = _Rig()
     await _after_a_gap_was_swept(rig)
-    rig.canary.unsubscribed()
+    rig.canary.subscribed = False
     rig.sweeper.wake(0, 0)
     assert await rig.marks_after_a_poll()
 

@@ -136,7 +136,7 @@ async def test_a_sleep_to_a_due_time_beyond_the_interval_is_split(rig: _Rig) -> 
 
 
 async def test_a_pod_that_cannot_hear_a_nearer_due_time_looks_more_often(rig: _Rig) -> None:
-    rig.canary.unsubscribed()
+    rig.canary.subscribed = False
     assert await rig.poll() == ms(NO_EVENTS_INTERVAL_MS)
 
 
@@ -269,7 +269,7 @@ async def test_a_pod_that_cannot_hear_trusts_nobody(rig: _Rig) -> None:
     rig.peers.own_rank = 1
     await rig.poll()
     rig.sweeper.heard(0)
-    rig.canary.unsubscribed()
+    rig.canary.subscribed = False
     assert not rig.one.another_pod_polls()
 
 

@@ -30,7 +30,8 @@ class Canary:
         self.lag_seconds = math.nan
         """From touching the newest canary to its event; infinite if the event never came."""
         self.subscribed = False
-        """Whether this pod has a subscription."""
+        """Whether this pod has a subscription. That it is gone is known at once and says nothing about how events will
+        arrive over the next one."""
         self.heard_until_ms = 0
         """Server time up to which this pod has heard everything it will ever hear: from just before it asked for the
         newest subscription, or the time at which the newest canary it heard expired. The time at which it reads the
@@ -50,11 +51,6 @@ class Canary:
         self.subscribed = True
         self.heard_until_ms = at_ms
         self.judge_soon()
-
-    def unsubscribed(self) -> None:
-        """The subscription is gone. This is known at once and says nothing about how events will arrive over the next
-        one."""
-        self.subscribed = False
 
     def judge_soon(self) -> None:
         self._soon.set()

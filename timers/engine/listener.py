@@ -71,7 +71,7 @@ class Listener:
                 _log.warning("subscription lost", reason=str(error))
             finally:
                 self._gap_at = self._gap_at or time.monotonic()
-                self._canary.unsubscribed()
+                self._canary.subscribed = False
                 self._sweeper.sweep_everything(self._gap_cause)
             if time.monotonic() - self._confirmed_at < STEADY_SECONDS:
                 await asyncio.sleep(AGAIN_SECONDS)
