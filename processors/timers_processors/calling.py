@@ -193,14 +193,14 @@ async def _beginning(response: ClientResponse, keep_bytes: int) -> str:
 
 
 def _retry_after(response: ClientResponse) -> float | None:
-    """The seconds to wait, from a number or a date; None for anything else."""
-    given = response.headers.get("Retry-After", "").strip()
-    if given.isascii() and given.isdigit():
-        return float(given[:9])
+    """The wait that a 429 or 503 asks for, as a number or a date; None for anything else."""
+    given = response.headers.get("Retry-After", "").strip() if response.status in (429, 503) else ""
     try:
-        return max(0.0, parsedate_to_datetime(given).timestamp() - time.time())
+        is_number = given.isascii() and given.isdigit()
+        seconds = float(given[:9]) if is_number else parsedate_to_datetime(given).timestamp() - time.time()
     except (ValueError, OverflowError):
         return None
+    return later(min(max(seconds, 1.0), WAIT_AT_MOST_SECONDS))
 
 
 def accepted(call: Call, answer: HttpAnswer, *, fails_on_4xx: bool = True) -> str:
@@ -209,19 +209,12 @@ def accepted(call: Call, answer: HttpAnswer, *, fails_on_4xx: bool = True) -> st
     if 200 <= answer.status < 300:
         return said
     if answer.status in _TRY_AGAIN or answer.status >= 500:
-        raise Retry(said, after=_requested_delay(answer))
+        raise Retry(said, after=answer.retry_after)
     if answer.status < 400:
         raise Fail(f"{said} (redirects are not followed)")
     if answer.status == 410 or fails_on_4xx:
         raise Fail(said)
     raise Retry(said)
-
-
-def _requested_delay(answer: HttpAnswer) -> float | None:
-    """The wait that a 429 or 503 asks for."""
-    if answer.retry_after is None or answer.status not in (429, 503):
-        return None
-    return later(min(max(answer.retry_after, 1.0), WAIT_AT_MOST_SECONDS))
 
 
 def signature(keys: Iterable[bytes], webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:
