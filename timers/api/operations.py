@@ -1,6 +1,7 @@
-"""Owns the one table of calls: method, path, right, input and output.
+"""Owns the one table of calls: method, path, right, input and output; and how a handler says which call it answers.
 
-Routes, rights and the OpenAPI document are all made from it, so none of them can miss a call.
+Routes, rights and the OpenAPI document are all made from the table, so none of them can miss a call. A page for people
+is not in it: its handler says its address and its right.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
