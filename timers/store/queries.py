@@ -140,20 +140,15 @@ async def counted(store: Store, only: str | None = None) -> AsyncIterator[tuple[
 async def _counted(store: Store, only: str | None = None) -> Sequence[Sequence[Any]]:
     """The counts of each shard, and the number of its retrying timers by prefix."""
     if only is None:
-
-        def ask(asked: Any, root: str) -> object:
-            return asked.hgetall(f"{root}counts").zrange(f"{root}retrying", 0, -1, withscores=True)
-
-        return await store.of_shards(ask, {}, [])
+        return await store.of_shards(
+            lambda asked, root: asked.hgetall(f"{root}counts").zrange(f"{root}retrying", 0, -1, withscores=True), {}, []
+        )
     fields = [f"{letter} {only}".encode() for letter in codec.STATUSES]
-
-    def ask_one(asked: Any, root: str) -> object:
-        return asked.hmget(f"{root}counts", fields).zscore(f"{root}retrying", only)
-
-    return [
-        (dict(zip(fields, values, strict=True)), [] if n is None else [(only.encode(), n)])
-        for values, n in await store.of_shards(ask_one, [None] * len(fields), None)
-    ]
+    some = await store.of_shards(
+        lambda asked, root: asked.hmget(f"{root}counts", fields).zscore(f"{root}retrying", only),
+        *([None] * len(fields), None),
+    )
+    return [(dict(zip(fields, values, strict=True)), [] if n is None else [(only.encode(), n)]) for values, n in some]
 
 
 async def retrying(store: Store, wanted: Filter = ALL) -> list[tuple[str, int, int]]:
