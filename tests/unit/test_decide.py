@@ -220,6 +220,14 @@ class TestMissed:
         assert missed(timer._replace(history=(rescued, started)), START_MS + 30_000) is None
         assert missed(timer._replace(history=(rescued,)), START_MS + 30_000) == Missed(30_000)
 
+    def test_an_import_neither_arms_a_timer_nor_hides_what_it_went_through(self) -> None:
+        imported = HistoryEntry(START_MS + HOUR_MS, Status.SCHEDULED, 1, None, "imported", "an export")
+        started = HistoryEntry(START_MS + 5, Status.RUNNING, 1, "pod-1", "event", lateness_ms=5)
+        again = HistoryEntry(START_MS + HOUR_MS + 5, Status.RUNNING, 2, "pod-2", "sweep", lateness_ms=HOUR_MS)
+        timer = armed({"delay": 0, "missed": "skip"})
+        assert missed(timer._replace(history=(again, imported)), START_MS + HOUR_MS) == Missed(HOUR_MS)
+        assert missed(timer._replace(history=(again, imported, started)), START_MS + HOUR_MS) is None
+
     def test_completes_with_the_reason_and_without_a_start_or_a_failure(self) -> None:
         timer = armed({"delay": 0, "missed": "skip"})
         decided = after(timer, Missed(5_000))
@@ -253,3 +261,9 @@ def test_a_processors_own_note_made_a_completed_run_look_skipped() -> None:
     entry = HistoryEntry(ENDED_MS, ran.status, 1, "pod-1", *ran.cause)
     assert entry.note == "skipped: 5 ms late, missed policy skip"
     assert not was_skipped(a_timer(status=Status.COMPLETED, history=[entry]))
+
+
+def test_a_skipped_timer_is_skipped_after_an_import_too() -> None:
+    skipped = HistoryEntry(ENDED_MS, Status.COMPLETED, 0, "pod-1", "skipped", "5 ms late")
+    imported = HistoryEntry(ENDED_MS + 1, Status.COMPLETED, 0, None, "imported", "an export")
+    assert was_skipped(a_timer(status=Status.COMPLETED, history=[imported, skipped]))

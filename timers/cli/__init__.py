@@ -50,6 +50,10 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "config": "Show the settings in effect, where each comes from, and the processors found.",
         "keys": "Manage API keys.",
     },
+    "backup": {
+        "export": "Write all timers to stdout, one JSON object per line, with declarations, pauses and keys.",
+        "import": "Put the timers of an export into this db.",
+    },
     "benching": {"bench": "Measure this server: round trips, arming, lateness, a burst."},
 }
 """By module: the commands in its `app`, each with the first sentence of its help."""

@@ -1,9 +1,10 @@
 """Owns the decision what happens to a timer after a run, and when a repeating one runs next: the slot after the current
 one, by interval, calendar or cron. Pure: time and randomness are arguments."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -11,7 +12,7 @@ from timers.core.calls import Delay
 from timers.core.cron import next_after
 from timers.core.durations import Duration, format_time, parse_ms, parse_time, within_reach
 from timers.core.fields import encode
-from timers.core.model import Cause, Progress, Status, Timer
+from timers.core.model import IMPORTED, Cause, HistoryEntry, Progress, Status, Timer
 from timers.core.outcome import UNSET, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
 from timers.core.policies import Repeat, RetryPolicy, allowed_ms
 
@@ -82,19 +83,24 @@ def missed(timer: Timer, now_ms: int) -> Missed | None:
     runs_late = isinstance(timer.missed, str) and timer.missed != "skip"
     if runs_late or _is_rescued(timer):
         return None
-    armed_ms = max((e.at_ms for e in timer.history if e.status is Status.SCHEDULED), default=timer.created_ms)
+    armed_ms = max((e.at_ms for e in life(timer) if e.status is Status.SCHEDULED), default=timer.created_ms)
     lateness_ms = now_ms - max(timer.due_ms, armed_ms)
     return Missed(lateness_ms) if lateness_ms > allowed_ms(timer.missed) else None
 
 
 def was_skipped(timer: Timer) -> bool:
     """Whether the `missed` policy completed the timer without a run."""
-    return bool(timer.history) and timer.history[0].cause == "skipped"
+    return any(entry.cause == "skipped" for entry in islice(life(timer), 1))
 
 
 def _is_rescued(timer: Timer) -> bool:
     """Whether the entry before the newest, which is this claim's, is also a start."""
-    return len(timer.history) > 1 and timer.history[1].status is Status.RUNNING
+    return any(entry.status is Status.RUNNING for entry in islice(life(timer), 1, 2))
+
+
+def life(timer: Timer) -> Iterator[HistoryEntry]:
+    """The history, newest first, without where it came from another db: that makes no timer punctual."""
+    return (entry for entry in timer.history if entry.cause != IMPORTED)
 
 
 def exhausted(timer: Timer, policy: RetryPolicy) -> bool:

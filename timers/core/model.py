@@ -19,6 +19,9 @@ Cause = tuple[str, str]
 ACTS: Final = frozenset(("replaced", "changed", "rescheduled", "fired", "cancelled", "removed", "retried", "replayed"))
 """What callers do. The details of such a change are the name of the caller's API key."""
 
+IMPORTED: Final = "imported"
+"""The cause of the entry with which a timer came from another db. It tells nothing of the timer's life."""
+
 ENGLISH: Final[Mapping[str, str]] = MappingProxyType(
     {
         "created": "created",
@@ -31,7 +34,7 @@ ENGLISH: Final[Mapping[str, str]] = MappingProxyType(
         "removed": "cancelled and removed",
         "retried": "retried on request",
         "replayed": "replayed",
-        "imported": "imported from {}",
+        IMPORTED: "imported from {}",
         "event": "event",
         "late-look": "late look",
         "sweep": "sweep",

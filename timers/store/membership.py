@@ -242,6 +242,14 @@ class Membership:
         (found,) = await read(self._redis, lambda asked: asked.hgetall(_DECLARED), None)
         return known if found is None else Roster(version or b"", (), _declarations(found))
 
+    async def declare(self, prefix: str, said: Declaration) -> bool:
+        """Declare a prefix for a pod that did so before. False if it is declared."""
+        with reachable():
+            is_new = bool(await self._redis.hsetnx(_DECLARED, prefix, f"{said.at_ms} {said.pod}"))
+            if is_new:
+                await self._redis.set(_VERSION, secrets.token_hex(8))
+        return is_new
+
     async def forget(self, prefix: str) -> bool:
         """Take a declaration back. False if there was none."""
         with reachable():

@@ -8,15 +8,13 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from timers.core.model import IMPORTED
 from timers.store import codec
 from timers.store.codec import HEAD
 from timers.store.store import Store
 
 RESTORE_LIMIT: Final = 200
 """Records in one script call, so that it does not hold the server up."""
-
-IMPORTED: Final = "imported"
-"""The cause in the history of a timer that an import has put there; it is not what ended the timer."""
 
 
 class Restored(NamedTuple):
@@ -43,7 +41,14 @@ class Parts(NamedTuple):
     history: Sequence[bytes]
 
 
-async def restore(store: Store, records: Sequence[Restored], *, if_exists: str = "newer", cause: str = "") -> list[str]:
+async def restore(
+    store: Store,
+    records: Sequence[Restored],
+    *,
+    if_exists: str = "newer",
+    cause: str = "",
+    dry_run: bool = False,
+) -> list[str]:
     """Make Redis hold each of these records, in any shards, in one round trip. Codes in order:
 
     - `restored`: the record is there as given, in the db's format. A scheduled timer whose due time is past fires at
@@ -56,12 +61,15 @@ async def restore(store: Store, records: Sequence[Restored], *, if_exists: str =
 
     With a `cause` (and details after a space) each record that was put there gets a history entry, and so a version
     more. With `replace` an older record gets the creation, and a version and token above those, of the newer one it
-    replaces. Hooks hear nothing of it. Raises Unavailable: repeat the call, some records may be there."""
+    replaces. Hooks hear nothing of it. A `dry_run` changes nothing. Raises Unavailable: repeat the call, some records
+    may be there."""
+    if dry_run and not store.identity.epoch:
+        return ["restored"] * len(records)
     answers = await store.run_lines(
         "restore",
         [(prefix, timer_id) for prefix, timer_id, _ in records],
         [f"{prefix} {timer_id} {_since(raw)}\n".encode() + raw for prefix, timer_id, raw in records],
-        head=lambda _places: (if_exists, cause),
+        head=lambda _places: (if_exists, cause, "look" if dry_run else ""),
         most=RESTORE_LIMIT,
     )
     codes = []
@@ -103,10 +111,10 @@ def taken_apart(raw: bytes) -> Parts:
         status, body = letter.decode(errors="replace"), raw[HEAD.size :]
     else:
         head, _, body = raw.partition(b"\n")
-        form, status, *numbers = head.decode(errors="replace").split(" ")
-        if form != "1" or len(numbers) != 8:
+        form, status, *numbers = f"{head.decode(errors='replace')} ".split(" ")
+        if form != "1" or len(numbers) != 9 or not body.count(b"\n"):
             raise ValueError("not a record of a format that this version reads")
-        version, token, attempt, failures, occurrence, due_ms, created_ms, _ = map(int, numbers)
+        version, token, attempt, failures, occurrence, due_ms, created_ms = map(int, numbers[:7])
     spec, progress, *history = body.split(b"\n")
     if status not in codec.STATUSES or max(created_ms, due_ms) >= codec.LATEST_MS:
         raise ValueError("not a record")

@@ -1,9 +1,9 @@
 #!lua
 -- Put records where they were, out of a copy: each whole, with its entries and counts, unless what is there is as new. So the same
--- call again changes nothing.
+-- call again changes nothing. With `look` it only says what it would do.
 
-local epoch, format, if_exists, cause = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
-if not carries(epoch) then return {now_text, 'foreign'} end
+local epoch, format, if_exists, cause, looks = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6] == 'look'
+if not looks and not carries(epoch) then return {now_text, 'foreign'} end
 local answer, newest = {now_text}, 0
 
 -- Whether the first record is of a later timer of that name, or of the same one after more changes.
@@ -57,10 +57,11 @@ end
 local function restore(prefix, id, since, raw)
   local r, member = parse(raw), member_of(prefix, id)
   if not r or r.token >= 2 ^ 53 then return 'unreadable' end
-  local there, _, newer = read_or_clear(prefix, id)
-  if newer then return 'newer' end
+  local there, _, raw_there = read(member)
+  if not there and newer_format(raw_there) then return 'newer' end
   local code = there and verdict(there, r, member)
-  if code then return code end
+  if code or looks then return code or 'restored' end
+  read_or_clear(prefix, id)
   local refusal
   if r.status == 's' then refusal = set_trigger(prefix, id, r.due)
   else refusal = drop_trigger(prefix, id) end
@@ -86,9 +87,9 @@ local function restore(prefix, id, since, raw)
   return 'restored'
 end
 
-for i = 6, #ARGV do
+for i = 7, #ARGV do
   local prefix, id, since, from = string.match(ARGV[i], '^(%S+) (%S+) (%S+)\n()')
-  answer[i - 4] = restore(prefix, id, since, string.sub(ARGV[i], from))
+  answer[i - 5] = restore(prefix, id, since, string.sub(ARGV[i], from))
 end
 if newest > newest_token() then call('SET', root .. 'token', text(newest)) end
 conclude()

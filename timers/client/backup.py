@@ -1,0 +1,390 @@
+"""Owns the export of a db as lines of JSON, and its import into another.
+
+The first line is the header, the last the footer with the numbers of the others, so a file that was cut is noticed. In
+between are API keys, declarations and pauses, and after them the timers: a prefix is paused before its timers come.
+A timer's line has its whole record. Its numbers and texts are those of the record (store/PROTOCOL.md).
+"""
+
+import base64
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version as version_of
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from timers.core.durations import format_time, parse_time
+from timers.core.fields import check_id, check_prefix, covers, decode, encode
+from timers.core.model import IMPORTED, Status
+from timers.core.shapes import HISTORY_LIMIT
+from timers.errors import Refused
+from timers.store import codec, keys
+from timers.store.callers import Callers
+from timers.store.copying import (
+    put_declaration,
+    put_key,
+    put_pause,
+    read_declarations,
+    read_pauses,
+    read_records,
+)
+from timers.store.membership import Declaration
+from timers.store.queries import totals
+from timers.store.restoring import Parts, Restored, put_together, restore, taken_apart
+from timers.store.store import Store
+
+FORMAT: Final = 1
+"""Of the export. A reader refuses a newer one."""
+
+BATCH: Final = 1000
+"""Timers put back in one round trip: five script calls."""
+
+NUMBERS_END: Final = 2**53
+"""No number of a record is that large."""
+
+T = TypeVar("T")
+
+IfExists = Literal["keep", "replace", "newer"]
+
+_LETTERS: Final = {status.value: letter for status, letter in codec.LETTERS.items() if status is not Status.RETRYING}
+_NUMBERS: Final = ("version", "attempt", "failures", "occurrence", "token", "created_ms", "due_ms")
+_MOVED: Final = ("first_due", "slot", "anchor")
+"""Times in the progress, which are moved with the due time."""
+_KINDS: Final[Mapping[type, str]] = {dict: "a JSON object", list: "a list", str: "a text", int: "a whole number"}
+_ENTRY: Final = re.compile(r"\d{1,13} [a-z] \d+ \S+ \S+ \S+ \S[^\x00-\x1f]*")
+_KEY_ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
+
+
+class Page(NamedTuple):
+    """Some lines of an export; how many timers have been looked at, and how many written, so far; and the names of
+    those of this page that cannot be read."""
+
+    lines: Sequence[str]
+    seen: int = 0
+    written: int = 0
+    unreadable: Sequence[str] = ()
+
+
+async def number_of_timers(store: Store) -> int:
+    """About how many timers an export has to look at, by the counts."""
+    return sum(n for status, n in (await totals(store)).items() if status is not Status.RETRYING)
+
+
+async def export(store: Store, *, prefix: str | None = None, since_ms: int | None = None) -> AsyncIterator[Page]:
+    """The lines of an export: of all timers with their keys, declarations and pauses, or of the prefixes that `prefix`
+    stands for, without keys. With `since_ms` only timers that have changed since. Raises Unavailable; then there is no
+    footer."""
+    wanted = "*" if prefix is None else prefix
+    header = {
+        "type": "header",
+        "format": FORMAT,
+        "service": version_of("redis-timers"),
+        "time": format_time(await store.now_ms()),
+        "epoch": store.identity.epoch,
+        "shards": store.shards,
+        "prefix": prefix,
+        "since": since_ms and format_time(since_ms),
+        "timers": await number_of_timers(store),
+    }
+    yield Page([encode(header)])
+    rest = [*await _kept_lines(store, wanted)]
+    yield Page([encode(line) for line in rest])
+    numbers, seen = Counter(f"{line['type']}s" for line in rest), 0
+    async for records in read_records(store, "*" if prefix is None else f"{prefix}:*"):
+        lines, unreadable = [], []
+        for member, raw in records:
+            try:
+                line = _line(member, raw, since_ms)
+            except ValueError:
+                unreadable.append(member)
+                continue
+            if line is not None:
+                lines.append(line)
+        seen += len(records)
+        numbers.update(timers=len(lines), unreadable=len(unreadable))
+        yield Page(lines, seen, numbers["timers"], unreadable)
+    names = ("keys", "declarations", "pauses", "timers", "unreadable")
+    yield Page([encode({"type": "footer", **{name: numbers[name] for name in names}})], seen, numbers["timers"])
+
+
+async def _kept_lines(store: Store, wanted: str) -> Iterable[Mapping[str, Any]]:
+    entries = await Callers(store).entries() if wanted == "*" else {}
+    declared, pauses = await read_declarations(store), await read_pauses(store)
+    return [
+        *({"type": "key", "id": key_id, "entry": entry} for key_id, entry in entries.items()),
+        *(
+            {"type": "declaration", "prefix": prefix, "declared_ms": said.at_ms, "pod": said.pod}
+            for prefix, said in declared.items()
+            if covers(wanted, prefix)
+        ),
+        *(
+            {"type": "pause", "prefix": prefix, "since_ms": since_ms}
+            for prefix, since_ms in pauses.items()
+            if covers(wanted, prefix)
+        ),
+    ]
+
+
+def _line(member: str, raw: bytes, since_ms: int | None) -> str | None:
+    """The line of a record; None if it has not changed since. Raises ValueError if it cannot be read."""
+    parts, (prefix, timer_id) = taken_apart(raw), keys.identity_of(member)
+    check_prefix(prefix)
+    check_id(timer_id)
+    if since_ms is not None and _changed_ms(parts) < since_ms:
+        return None
+    line: dict[str, Any] = {"type": "timer", "prefix": prefix, "id": timer_id}
+    line["status"] = codec.STATUSES[parts.status].value
+    line |= {name: getattr(parts, name) for name in _NUMBERS}
+    try:
+        return encode(line | _body(parts))
+    except ValueError:  # what no JSON gives back as it is
+        return encode(line | {"record": base64.b64encode(raw).decode()})
+
+
+def _body(parts: Parts) -> dict[str, Any]:
+    """What follows the head, as JSON. Raises ValueError if the same record could not be made of it again."""
+    body = {"spec": decode(parts.spec), "history": [entry.decode() for entry in parts.history]}
+    if parts.progress:
+        body["progress"] = decode(parts.progress)
+    if _made_of(parts, body) != parts:
+        raise ValueError("it would change")
+    return body
+
+
+def _made_of(parts: Parts, body: Mapping[str, Any]) -> Parts:
+    """These parts with the spec, the progress and the history of a line."""
+    progress = encode(body["progress"]).encode() if "progress" in body else b""
+    history = tuple(entry.encode() for entry in body["history"])
+    return parts._replace(spec=encode(body["spec"]).encode(), progress=progress, history=history)
+
+
+def _changed_ms(parts: Parts) -> int:
+    at = parts.history[-1].partition(b" ")[0] if parts.history else b""
+    return int(at) if at.isdigit() else parts.created_ms
+
+
+@dataclass(slots=True)
+class Report:
+    """What an import did, or would do: how many by kind of line and what became of them. `trouble` says what is wrong
+    with the whole."""
+
+    by_result: dict[str, Counter[str]] = field(default_factory=dict)
+    bad: int = 0
+    trouble: str | None = None
+
+    def add(self, kind: str, result: str) -> None:
+        self.by_result.setdefault(f"{kind}s", Counter())[result] += 1
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """By kind: how many lines."""
+        return {kind: found.total() for kind, found in self.by_result.items()}
+
+    def rows(self) -> Sequence[tuple[str, str, int]]:
+        """What, what became of it, and how many."""
+        return [(kind, result, n) for kind, found in self.by_result.items() for result, n in found.items()]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**{kind: dict(found) for kind, found in self.by_result.items()}, "bad_lines": self.bad}
+
+
+_SAID: Final = {
+    "unreadable": "its record cannot be read",
+    "newer": "the timer that is there has a record of a newer format",
+    "rights": "the Redis user may not touch the timer's trigger",
+}
+"""What a code means that leaves a timer out."""
+
+
+class Import:
+    """The import of one export. Call `take` for each line after the header, then `end`. Raises Unavailable: an import
+    that is repeated goes on where this one came to."""
+
+    def __init__(
+        self,
+        store: Store,
+        header: bytes,
+        *,
+        now_ms: int,
+        tell: Callable[[int, str], None],
+        if_exists: IfExists = "newer",
+        rebase: bool = False,
+        dry_run: bool = False,
+    ) -> None:
+        """`tell` is called with the number of each bad line, and what is wrong with it. Raises Refused if the header is
+        none."""
+        self._store, self._tell, self._if_exists, self._dry_run = store, tell, if_exists, dry_run
+        said = _header(header)
+        exported_ms = parse_time(said["time"], "time")
+        self.expected: int = said["timers"]
+        """About how many timers there are."""
+        self._moved_ms = now_ms - exported_ms if rebase else 0
+        self._cause = f"{IMPORTED} the export of {format_time(exported_ms)}, epoch {said['epoch'] or '-'}"
+        self._waiting: list[tuple[int, Restored]] = []
+        self._number = 1
+        self._footer: Mapping[str, Any] | None = None
+        self.report = Report()
+
+    async def take(self, line: bytes | None) -> None:
+        """Take the next line; None for one that is too long."""
+        self._number += 1
+        if line is not None and not line.strip():
+            return
+        try:
+            await self._put(_object(line))
+        except ValueError as error:
+            self._refuse(self._number, str(error))
+        if len(self._waiting) >= BATCH:
+            await self._put_timers()
+
+    async def end(self) -> Report:
+        """What has become of all lines."""
+        await self._put_timers()
+        if self._footer is None:
+            self.report.trouble = (
+                "the footer is missing, so the export was cut: what it had is imported, the rest is lost"
+            )
+        else:
+            numbers = self.report.numbers
+            lost = [
+                name
+                for name in ("keys", "declarations", "pauses", "timers")
+                if numbers.get(name, 0) != self._footer.get(name)
+            ]
+            if lost and not self.report.bad:
+                self.report.trouble = f"there are other numbers of {', '.join(lost)} than the footer says"
+        return self.report
+
+    def _refuse(self, number: int, why: str) -> None:
+        self.report.bad += 1
+        self._tell(number, why)
+
+    async def _put(self, line: Mapping[str, Any]) -> None:
+        if self._footer is not None:
+            raise ValueError("it comes after the footer")
+        kind = line.get("type")
+        how: dict[str, Any] = {"if_exists": self._if_exists, "dry_run": self._dry_run}
+        if kind == "timer":
+            self._waiting.append((self._number, _restored(line, self._moved_ms)))
+            return
+        if kind == "footer":
+            self._footer = line
+            return
+        if kind == "key":
+            key_id, entry = _text(line, "id"), _text(line, "entry")
+            if not _KEY_ID.fullmatch(key_id):
+                raise ValueError("it has no id of a key")
+            is_put = await put_key(self._store, key_id, entry, **how)
+        elif kind == "declaration":
+            said = Declaration(_number(line, "declared_ms"), _text(line, "pod"))
+            is_put = await put_declaration(self._store, check_prefix(line.get("prefix")), said, dry_run=self._dry_run)
+        elif kind == "pause":
+            since_ms = None if line.get("since_ms") is None else _number(line, "since_ms")
+            is_put = await put_pause(self._store, check_prefix(line.get("prefix")), since_ms, **how)
+        else:
+            raise ValueError(f"it has no known type: {str(kind)[:50]!r}")
+        self.report.add(str(kind), "restored" if is_put else "kept")
+
+    async def _put_timers(self) -> None:
+        batch, self._waiting = self._waiting, []
+        if not batch:
+            return
+        codes = await restore(
+            self._store,
+            [record for _, record in batch],
+            if_exists=self._if_exists,
+            cause=self._cause,
+            dry_run=self._dry_run,
+        )
+        for (number, _), code in zip(batch, codes, strict=True):
+            self.report.add("timer", code)
+            if code in _SAID:
+                self._refuse(number, _SAID[code])
+
+
+def _header(line: bytes) -> Mapping[str, Any]:
+    try:
+        return _checked_header(_object(line))
+    except ValueError as error:
+        raise Refused(f"line 1 is not the header of an export: {error}") from None
+
+
+def _checked_header(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    if said.get("type") != "header":
+        raise ValueError("its type is another")
+    if _number(said, "format") > FORMAT:
+        written = f"format {said['format']}, by version {str(said.get('service'))[:50]}"
+        raise Refused(f"the export has {written}; this version reads formats up to {FORMAT}")
+    parse_time(_text(said, "time"), "time")
+    _number(said, "timers")
+    _text(said, "epoch")
+    return said
+
+
+def _object(line: bytes | None) -> Mapping[str, Any]:
+    if line is None:
+        raise ValueError("it is too long")
+    return _value({"the line": decode(line)}, "the line", dict)
+
+
+def _value(line: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    value = line.get(name)
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is not {_KINDS[kind]}")  # noqa: TRY004 (what is wrong with a line)
+    return value
+
+
+def _text(line: Mapping[str, Any], name: str) -> str:
+    return _value(line, name, str)
+
+
+def _number(line: Mapping[str, Any], name: str) -> int:
+    value = _value(line, name, int)
+    if isinstance(value, bool) or not 0 <= value < NUMBERS_END:
+        raise ValueError(f"{name} is not from 0 to 2^53")
+    return value
+
+
+def _restored(line: Mapping[str, Any], moved_ms: int) -> Restored:
+    """The record of a timer's line. One that ran is scheduled. Raises ValueError."""
+    prefix, timer_id = check_prefix(line.get("prefix")), check_id(line.get("id"))
+    parts = _parts(line)
+    if parts.status == "r":
+        parts = parts._replace(status="s")
+    if moved_ms and parts.status in "sw":
+        parts = _moved(parts, moved_ms)
+    return Restored(prefix, timer_id, put_together(parts))
+
+
+def _parts(line: Mapping[str, Any]) -> Parts:
+    if "record" in line:
+        return taken_apart(base64.b64decode(_text(line, "record"), validate=True))
+    status, numbers = _LETTERS.get(str(line.get("status"))), [_number(line, name) for name in _NUMBERS]
+    if status is None:
+        raise ValueError("it has no known status")
+    body = {"spec": _value(line, "spec", dict), "history": _value(line, "history", list)}
+    if "progress" in line:
+        body["progress"] = _value(line, "progress", dict)
+    if len(body["history"]) >= HISTORY_LIMIT or not all(map(_is_entry, body["history"])):
+        raise ValueError("history is not one")
+    version, attempt, failures, occurrence, token, created_ms, due_ms = numbers
+    head = Parts(status, version, attempt, failures, occurrence, token, created_ms, due_ms, b"", b"", ())
+    parts = _made_of(head, body)
+    if max(parts.created_ms, parts.due_ms) >= codec.LATEST_MS or not (parts.version and parts.occurrence):
+        raise ValueError("a number in it is impossible")
+    return parts
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, str) and _ENTRY.fullmatch(entry) is not None
+
+
+def _moved(parts: Parts, by_ms: int) -> Parts:
+    """The same timer, with all that is planned moved."""
+    progress = parts.progress
+    with suppress(ValueError, AttributeError, TypeError):  # what cannot be read stays
+        told = decode(progress)
+        progress = encode({name: value + by_ms if name in _MOVED else value for name, value in told.items()}).encode()
+    due_ms = min(max(parts.due_ms + by_ms, 0), codec.LATEST_MS - 1)
+    return parts._replace(due_ms=due_ms, progress=progress)
