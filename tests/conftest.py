@@ -12,6 +12,7 @@ import pytest_asyncio
 import redis.utils
 from hypothesis import HealthCheck, settings
 
+from tests.certificates import trust_no_strangers
 from tests.servers import FAMILIES, FORGETFUL, Kind, ServerHandle, start_kind
 
 # A shell ignores SIGINT in background jobs, and every command that a test starts would inherit that.
@@ -21,6 +22,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The time that an example takes only shows how busy the machine is.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+trust_no_strangers()
 
 # For each connection, redis-py reads the description of its own package: half a millisecond.
 redis.utils.get_lib_version = cache(redis.utils.get_lib_version)

@@ -22,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Final
 
+from tests.certificates import trust_no_strangers
 from timers_processors.command import main
 
 ROOT: Final = Path(__file__).parents[1]
@@ -171,6 +172,7 @@ if __name__ == "__main__":
         import_module(f"timers.{name}")
     for name in ("hooks", "log", "send_message", "webhook"):
         import_module(f"timers_processors.{name}")
+    trust_no_strangers()
     gc.freeze()
     _die_with_parent()
     _serve(socket.socket(fileno=int(sys.argv[1])))
