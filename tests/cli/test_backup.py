@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +19,10 @@ from tests.conservation import conserved
 from tests.waiting import eventually
 from timers.client import open_store
 from timers.embedded import EmbeddedServer
+from timers.errors import Unavailable
 from timers.store.connect import connect
-from timers.store.restoring import taken_apart
+from timers.store.restoring import Restored, restore, taken_apart
+from timers.store.store import Store
 
 HOUR_MS: Final = 3_600_000
 
@@ -460,6 +462,37 @@ def test_from_one_into_the_other_through_a_pipe(here: Service, there: Service, m
     assert ended.err == "timers: 4 timers exported\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(ended.out.encode())))
     assert there("import", "-o", "json").json["timers"] == {"restored": 4}
+
+
+def test_an_import_says_to_repeat_it_when_redis_goes_away(there: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    async def second_time_away(store: Store, records: Sequence[Restored], **options: Any) -> list[str]:
+        calls.append(len(records))
+        if len(calls) == 2:
+            raise Unavailable("Redis is not available: gone")
+        return await restore(store, records, **options)
+
+    monkeypatch.setattr("timers.client.backup.restore", second_time_away)
+    monkeypatch.setattr("timers.client.backup.BATCH", 2)
+    lines = file_of(*(timer_line(f"t{i}") for i in range(5)))
+    refusal = there("import", there.file(lines)).refusal()
+    assert refusal == ("timers: Redis is not available: gone; repeat the import, it goes on where this one came to")
+    assert there.imported(lines)["timers"] == {"kept": 2, "restored": 3}
+
+
+def test_large_timers_are_put_back_a_few_at_a_time(there: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    async def watched(store: Store, records: Sequence[Restored], **options: Any) -> list[str]:
+        sizes.append(sum(len(record.record) for record in records))
+        return await restore(store, records, **options)
+
+    monkeypatch.setattr("timers.client.backup.restore", watched)
+    monkeypatch.setattr("timers.client.backup.BATCH_BYTES", 10_000)
+    there.imported(file_of(*(timer_line(f"t{i}", spec={"payload": "x" * 1000}) for i in range(100))))
+    assert len(sizes) > 5
+    assert max(sizes) < 12_000
 
 
 def test_the_table_of_an_import(here: Service, there: Service) -> None:

@@ -38,7 +38,8 @@ FORMAT: Final = 1
 """Of the export. A reader refuses a newer one."""
 
 BATCH: Final = 1000
-"""Timers put back in one round trip: five script calls."""
+BATCH_BYTES: Final = 4 * 2**20
+"""Timers put back in one round trip: five script calls, fewer timers if they are large."""
 
 NUMBERS_END: Final = 2**53
 """No number of a record is that large."""
@@ -222,6 +223,7 @@ class Import:
         self._moved_ms = now_ms - exported_ms if rebase else 0
         self._cause = f"{IMPORTED} the export of {format_time(exported_ms)}, epoch {said['epoch'] or '-'}"
         self._waiting: list[tuple[int, Restored]] = []
+        self._bytes = 0
         self._number = 1
         self._footer: Mapping[str, Any] | None = None
         self.report = Report()
@@ -235,7 +237,7 @@ class Import:
             await self._put(_object(line))
         except ValueError as error:
             self._refuse(self._number, str(error))
-        if len(self._waiting) >= BATCH:
+        if len(self._waiting) >= BATCH or self._bytes >= BATCH_BYTES:
             await self._put_timers()
 
     async def end(self) -> Report:
@@ -266,7 +268,9 @@ class Import:
         kind = line.get("type")
         how: dict[str, Any] = {"if_exists": self._if_exists, "dry_run": self._dry_run}
         if kind == "timer":
-            self._waiting.append((self._number, _restored(line, self._moved_ms)))
+            record = _restored(line, self._moved_ms)
+            self._waiting.append((self._number, record))
+            self._bytes += len(record.record)
             return
         if kind == "footer":
             self._footer = line
@@ -287,7 +291,7 @@ class Import:
         self.report.add(str(kind), "restored" if is_put else "kept")
 
     async def _put_timers(self) -> None:
-        batch, self._waiting = self._waiting, []
+        batch, self._waiting, self._bytes = self._waiting, [], 0
         if not batch:
             return
         codes = await restore(

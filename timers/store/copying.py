@@ -16,7 +16,10 @@ BUCKETS: Final = 16
 """How many buckets of records are read at a time."""
 
 PAGE: Final = 32
-"""About how many records of each: a round trip brings some 500."""
+"""About how many records of each at most: a round trip brings some 500, fewer if they are large."""
+
+PAGE_BYTES: Final = 4 * 2**20
+"""About the most that a round trip brings."""
 
 Record = tuple[str, bytes]
 """A member, and its record."""
@@ -27,19 +30,22 @@ async def read_records(store: Store, pattern: str = "*") -> AsyncIterator[Sequen
     to the end comes once, as it is in one moment of its life. Remembers the names of 16 of the 256 buckets of a shard,
     because a server may show an entry twice while a bucket grows. Writes nothing."""
     names = [f"{keys.root(shard)}rec:{bucket:02x}" for shard in range(store.shards) for bucket in range(256)]
+    most = 1
     for start in range(0, len(names), BUCKETS):
         cursors, known = dict.fromkeys(names[start : start + BUCKETS], 0), set[bytes]()
         while cursors:
-            scanned = await read(store.connections.commands, _scan(cursors, pattern), (0, {}))
+            scanned = await read(store.connections.commands, _scan(cursors, pattern, most), (0, {}))
             cursors = {name: cursor for name, (cursor, _) in zip(cursors, scanned, strict=True) if cursor}
             found = dict(chain.from_iterable(page.items() for _, page in scanned))
             yield [(keys.text(member), record) for member, record in found.items() if member not in known]
             known.update(found)
+            has_room = sum(map(len, found.values())) < PAGE_BYTES / 2
+            most = min(2 * most, PAGE) if has_room else max(most // 2, 1)
 
 
-def _scan(cursors: Mapping[str, int], pattern: str) -> Callable[[Any], object]:
+def _scan(cursors: Mapping[str, int], pattern: str, most: int) -> Callable[[Any], object]:
     match = None if pattern == "*" else pattern
-    return lambda asked: [asked.hscan(name, cursor, match, PAGE) for name, cursor in cursors.items()]
+    return lambda asked: [asked.hscan(name, cursor, match, most) for name, cursor in cursors.items()]
 
 
 async def read_declarations(store: Store) -> Mapping[str, Declaration]:

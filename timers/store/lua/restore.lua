@@ -57,11 +57,11 @@ end
 local function restore(prefix, id, since, raw)
   local r, member = parse(raw), member_of(prefix, id)
   if not r or r.token >= 2 ^ 53 then return 'unreadable' end
-  local there, _, raw_there = read(member)
+  local there, trouble, raw_there = read(member)
   if not there and newer_format(raw_there) then return 'newer' end
   local code = there and verdict(there, r, member)
   if code or looks then return code or 'restored' end
-  read_or_clear(prefix, id)
+  if raw_there and not there then quarantine(prefix, id, trouble, raw_there) end
   local refusal
   if r.status == 's' then refusal = set_trigger(prefix, id, r.due)
   else refusal = drop_trigger(prefix, id) end
