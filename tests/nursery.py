@@ -82,7 +82,7 @@ def start_timers(
 
 @cache
 def _nursery() -> socket.socket:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         number = theirs.fileno()
         process = subprocess.Popen(
@@ -174,6 +174,5 @@ if __name__ == "__main__":
         import_module(f"timers_processors.{name}")
     trust_no_strangers()
     gc.freeze()
-    _die_with_parent()
     _serve(socket.socket(fileno=int(sys.argv[1])))
     main()
