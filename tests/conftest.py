@@ -12,6 +12,7 @@ import pytest_asyncio
 import redis.utils
 from hypothesis import HealthCheck, settings
 
+from tests import postgres
 from tests.certificates import trust_no_strangers
 from tests.servers import FAMILIES, FORGETFUL, Kind, ServerHandle, start_kind
 
@@ -31,6 +32,12 @@ redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
 # Every pod and every command that a test starts would compile the whole service, and every worker all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that starts the others owns what they share."""
+    if postgres.prepare():
+        config.add_cleanup(postgres.stop)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,6 +13,9 @@ from timers.store import codec, keys
 from timers.store.store import Identity, Store
 
 _SHARD_KEY: Final = re.compile(r"timers:\{(\d+)\}:(\w+)(?::(.+))?", re.DOTALL)
+_UNCHECKED: Final = (
+    *("paused", "pauses", "answered", "displaced", "epoch", "mark", "hooks", "changed", "outbox", "unposted", "inbox"),
+)
 _TRIGGER_KEY: Final = re.compile(r"([a-z0-9][a-z0-9_.-]*):\{(\d+)\}:(.+)")
 _DB_WIDE: Final = re.compile(
     r"timers:(meta|keys|canary:.+|\{limits:[a-z0-9_.-]+\}:\w+|\{(pods|fired|alarms)\}:\w+|\{access\}:\w+(:.+)?)"
@@ -83,7 +86,7 @@ def _read_key(pipeline: Pipeline, state: ShardState, key: str, kind: str, rest: 
     if kind in ("lease", "token"):
         pipeline.get(key)
         return lambda found: _read_value(state, kind, rest, found)
-    if kind not in ("paused", "pauses", "answered", "displaced", "epoch", "mark", "hooks", "outbox", "unposted"):
+    if kind not in _UNCHECKED:
         state.unknown.append(key)
     return None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager, suppress
 from importlib.metadata import version
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from aiohttp import web
 
@@ -27,7 +27,7 @@ from timers.api.server import (
     probe_application,
     waiting_application,
 )
-from timers.client import TimerClient, client_over, open_redis
+from timers.client import TimerClient, client_of, open_redis
 from timers.dashboard.pages import all_pages
 from timers.dashboard.render import prepare
 from timers.dashboard.site import Guard, Parts
@@ -36,7 +36,7 @@ from timers.engine.peers import Peers
 from timers.engine.pod import WorkerOptions
 from timers.engine.spans import Spans
 from timers.engine.worker import Worker
-from timers.errors import ConfigurationError, FieldError, Unavailable
+from timers.errors import ConfigurationError, FieldError, LedgerUnavailable, Unavailable
 from timers.logs import get_logger
 from timers.metrics import Metrics
 from timers.processor import DISTRIBUTION, Registry, load
@@ -45,6 +45,9 @@ from timers.settings import Settings
 from timers.store.callers import Callers
 from timers.store.membership import VERSION, Member, Membership
 from timers.store.store import Store
+
+if TYPE_CHECKING:
+    from timers.ledger.database import Database
 
 TRY_AGAIN_SECONDS: Final = 0.2
 """The pause between two tries to reach Redis while a pod starts."""
@@ -126,6 +129,24 @@ async def _reached(url: str, settings: Settings, stopping: Stopping) -> Store | 
         return None
 
 
+async def _checked(ledger: "Database", store: Store, settings: Settings, stopping: Stopping) -> None:
+    """Makes sure that the ledger can be used; tries for TIMERS_START_TIMEOUT while it is away or another db uses it.
+    Raises ConfigurationError."""
+    from timers.engine.following import claim_ledger  # noqa: PLC0415 (what it needs is an extra)
+
+    began = time.monotonic()
+    while not stopping.asked.is_set():
+        try:
+            await ledger.check()
+            return await claim_ledger(store, ledger)
+        except LedgerUnavailable as error:
+            if time.monotonic() - began >= settings.start_timeout_ms / 1000:
+                raise ConfigurationError(f"TIMERS_LEDGER_URL: {error}") from error
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stopping.asked.wait(), TRY_AGAIN_SECONDS)
+    return None
+
+
 async def serve(settings: Settings, announce: Announce) -> int:
     """Run one pod against the configured Redis until a signal ends it; returns the exit code."""
     if settings.redis_url is None:
@@ -156,11 +177,14 @@ async def _serve(
         if store is None:
             return 0
         ends.push_async_callback(store.connections.close)
-        client = client_over(store, edit_lock_ms=settings.edit_lock_ms, keeps_cancelled=settings.retention_ms > 0)
+        client = client_of(store, settings)
+        if client.ledger is not None:
+            ends.push_async_callback(client.ledger.close)
+            await _checked(client.ledger, store, settings, stopping)
         metrics = Metrics()
         store.called = metrics.called
         worker = _worker(settings, store, registry, client, metrics, stopping=stopping)
-        health = HealthRoutes(store, worker)
+        health = HealthRoutes(store, worker, client.ledger)
         callers = Callers(store)
         auth = _auth(settings, callers)
         routes = (*all_pages(Parts(store, client, auth, callers)), *all_routes(client, health, metrics, worker))
@@ -224,6 +248,7 @@ def _worker(
         hooks=settings.requested_hooks,
         public_url=settings.public_url,
         spans=Spans.configured(settings.pod),
+        ledger=client.ledger,
     )
     return Worker(store, registry, client, options, metrics, disagreed=stopping.disagreed)
 

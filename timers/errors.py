@@ -263,6 +263,17 @@ class NewerFormat(
         super().__init__(text, nothing_done=True)
 
 
+class LedgerUnavailable(
+    TimersError,
+    status=503,
+    slug="ledger-unavailable",
+    title="The ledger is not available",
+    detail="the ledger is not available: connection refused",
+):
+    """The database of the ledger (`TIMERS_LEDGER_URL`) is down or slow. A create was not armed; any other call may
+    have taken effect."""
+
+
 class Busy(
     TimersError,
     status=503,

@@ -69,6 +69,7 @@ def configure(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(threshold)
+    logging.getLogger("alembic").setLevel(max(threshold, logging.WARNING))  # it tells of each plugin of its own
     logging.captureWarnings(capture=True)
 
 

@@ -48,6 +48,7 @@ COUNTERS: Final[Mapping[str, tuple[str, ...]]] = {
     "timers_subscription_gap_seconds_total": ("Time without a subscription",),
     "timers_events_dropped_total": ("Changes that slow listeners lost",),
     "timers_unposted_total": ("Changes that a hook does not hear of",),
+    "timers_inbox_total": ("Rows of the ledger's inbox, done or refused", "how"),
 }
 HISTOGRAMS: Final[Mapping[str, tuple[Sequence[float], str, *tuple[str, ...]]]] = {
     "timers_lateness_seconds": (LATENESS_SECONDS, "From due to start", "prefix"),
@@ -72,6 +73,10 @@ GAUGES: Final[Mapping[str, tuple[str, ...]]] = {
     "timers_abandoned": ("Plain functions still running in threads after their runs ended",),
     "timers_claim_wait_seconds": ("How long the first due queue has waited for a claim of this pod",),
     "timers_newer_format": ("Timers seen lately that only a later version can read",),
+    "timers_ledger_up": ("1 while this pod can use the ledger's database",),
+    "timers_ledger_waiting": ("Changes that this pod has yet to copy to the ledger",),
+    "timers_ledger_lag_seconds": ("How old the oldest change that the ledger may not have is",),
+    "timers_inbox_refused": ("Rows of the ledger's inbox that were refused",),
     "timers_ready": ("1 while this pod is ready",),
     "timers_notifications_ok": ("1 while notifications arrive in time",),
     "timers_notification_lag_seconds": ("How late the newest notification came",),
@@ -89,6 +94,9 @@ Figures = Mapping[str, Mapping[Labels, float]]
 
 _UNKNOWN: Final = ("timers_overdue_seconds", "timers_outbox_entries", "timers_outbox_seconds")
 """Gauges without labels that only Redis knows."""
+
+_OF_LEDGER: Final = ("timers_ledger_up", "timers_ledger_waiting", "timers_ledger_lag_seconds", "timers_inbox_refused")
+"""Gauges that are absent without a ledger."""
 
 
 class _Buckets:
@@ -145,7 +153,7 @@ class Metrics(Observer, Collector):
         yield calls
         for name, (said, *labels) in GAUGES.items():
             gauge = GaugeMetricFamily(name, said, labels=labels)
-            for key, value in self._read.get(name, {} if labels else {(): 0.0}).items():
+            for key, value in self._read.get(name, {} if labels or name in _OF_LEDGER else {(): 0.0}).items():
                 gauge.add_metric(key, float(value))
             yield gauge
 
@@ -179,9 +187,18 @@ class Metrics(Observer, Collector):
         """A call of a script was answered."""
         self._calls[script].observe(seconds)
 
-    def render(self, figures: Figures | None, health: PodHealth | None, *, losses: int, dropped: int) -> bytes:
+    def render(
+        self,
+        figures: Figures | None,
+        health: PodHealth | None,
+        *,
+        losses: int,
+        dropped: int,
+        ledger_up: bool | None = None,
+    ) -> bytes:
         """The exposition text. `figures` are the gauges that only Redis knows, None if it does not answer: they are
-        left out or NaN then. `health` is None without a worker. `dropped` counts since the process began."""
+        left out or NaN then. `health` is None without a worker. `dropped` counts since the process began.
+        `ledger_up` is None without a ledger."""
         self._numbers["timers_events_dropped_total"][()] = dropped
         single: dict[str, float] = {
             "timers_redis_up": figures is not None,
@@ -197,6 +214,15 @@ class Metrics(Observer, Collector):
                 "timers_notifications_ok": nan if figures is None else health.notifications == "ok",
                 "timers_notification_lag_seconds": nan if figures is None else health.lag_seconds,
             }
+            if health.ledger is not None:
+                single |= {
+                    "timers_ledger_waiting": health.ledger.waiting,
+                    "timers_ledger_lag_seconds": health.ledger.lag_seconds,
+                }
+                if health.ledger.refused is not None:
+                    single["timers_inbox_refused"] = health.ledger.refused
+        if ledger_up is not None:
+            single["timers_ledger_up"] = ledger_up
         else_unknown: Figures = {name: {(): nan} for name in _UNKNOWN}
         self._read = {**{name: {(): value} for name, value in single.items()}, **(figures or else_unknown)}
         return generate_latest(self._registry)

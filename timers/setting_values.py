@@ -24,6 +24,10 @@ REDIS_URL: Final = (
     f"a URL with a server and at most a db number, as in redis://127.0.0.1:6379/5 "
     f"({', '.join(f'{scheme}://' for scheme in REDIS_SCHEMES)})"
 )
+LEDGER_DRIVERS: Final = ("postgresql+asyncpg", "postgresql+psycopg", "sqlite+aiosqlite")
+LEDGER_URL: Final = (
+    "postgresql+asyncpg://user:password@host/database (also postgresql+psycopg), or sqlite+aiosqlite:////path/of/a/file"
+)
 STARTTLS: Final = ("require", "if-offered", "never")
 PLACES_RULE: Final = "networks (10.0.0.0/8), host names or *.suffix, comma-separated"
 HOOKS_LIMIT: Final = 100
@@ -67,6 +71,13 @@ def shard_numbers(text: str) -> tuple[int, ...]:
             raise ValueError(part)
         numbers.update(range(low, high + 1))
     return tuple(sorted(numbers))
+
+
+def check_ledger_url(url: str) -> None:
+    """Raises ValueError unless it is the URL of a database, with one of the drivers that the ledger knows."""
+    parts = urlsplit(url)
+    if parts.scheme not in LEDGER_DRIVERS or not parts.path.strip("/"):
+        raise ValueError(LEDGER_URL)
 
 
 def builtin_names(text: str) -> Sequence[str] | None:

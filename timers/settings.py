@@ -46,9 +46,8 @@ _SERVICE_LINK: Final = re.compile(
 )
 """The variables, as name and value, that Kubernetes sets in every pod for a Service called `timers` or `timers-…`. For
 `timers-http` it sets TIMERS_HTTP_PORT=tcp://10.0.0.7:80, which only its value tells from a setting."""
-_LATER: Final = frozenset({"TIMERS_LEDGER_URL"})
 _CONFIDENTIAL: Final = (
-    *("redis_url", "api_keys", "signing_secrets", "webhook_targets", "webhook_secrets", "hook_secrets"),
+    *("redis_url", "ledger_url", "api_keys", "signing_secrets", "webhook_targets", "webhook_secrets", "hook_secrets"),
     *("hooks", "alarms", "smtp_url", "sms_url", "user_url"),
 )
 _SECRETS_RULE: Final = "[prefix=]whsec_ followed by base64 of 24 to 64 bytes, comma-separated"
@@ -104,6 +103,12 @@ class Settings(BaseModel):
         description=values.REDIS_URL,
     )
     """None: start an embedded server. Confidential; show `redacted_redis_url` instead."""
+    ledger_url: Annotated[SecretStr, values.checked(values.check_ledger_url)] | None = Field(
+        default=None, description=values.LEDGER_URL
+    )
+    """The database of the ledger; None: there is none."""
+    durability: Literal["fast", "ledger"] | None = Field(default=None, description="fast or ledger")
+    """What a create waits for; None: the ledger, if there is one."""
     roles: Annotated[frozenset[Role], _LISTED, Field(min_length=1)] = Field(
         default=frozenset({"api", "worker"}), description="api, worker, or api,worker"
     )
@@ -244,6 +249,11 @@ class Settings(BaseModel):
         return (*self.prefixes, *(hook.prefix for hook in self.requested_hooks)) if self.prefixes else ()
 
     @property
+    def ledger(self) -> str | None:
+        """The URL of the ledger, with its password."""
+        return None if self.ledger_url is None else self.ledger_url.get_secret_value()
+
+    @property
     def redacted_redis_url(self) -> str | None:
         return values.redacted(self.redis_url) if self.redis_url else None
 
@@ -315,7 +325,6 @@ def load_settings(environ: Mapping[str, str] | None = None, env_file: Path = Pat
     """
     environment, file, _ = _sources(environ, env_file)
     given = {**file, **environment}
-    _refuse_later(name for name, value in given.items() if value)
     _refuse_unknown(given)
     try:
         return Settings.model_validate({name: given[name] for name in SETTING_NAMES if given.get(name) is not None})
@@ -357,17 +366,9 @@ def load_worker_settings(**options: str) -> Settings:
     return load_settings({**os.environ, "TIMERS_ROLES": "worker", **options})
 
 
-def _refuse_later(names: Iterable[str]) -> None:
-    """Refuses settings of a later version: whoever asks for a second copy of the timers must not believe that there is
-    one."""
-    for name in names:
-        if name in _LATER:
-            raise ConfigurationError(f"{name} is not supported by this version; leave it out")
-
-
 def _refuse_unknown(names: Iterable[str]) -> None:
     for name in names:
-        if name.startswith(_NAME_PREFIX) and name not in _FIELDS and name not in _LATER:
+        if name.startswith(_NAME_PREFIX) and name not in _FIELDS:
             # Compared without the part that all names share, which would make every name look close.
             rests = [known.removeprefix(_NAME_PREFIX) for known in SETTING_NAMES]
             close = difflib.get_close_matches(name.removeprefix(_NAME_PREFIX), rests, n=1)

@@ -104,6 +104,7 @@ async def running_api(
     works: bool = False,
     options: Mapping[str, Any] = {},
     edit_lock_ms: int = 0,
+    ledger: str | None = None,
     keys: str | None = None,
     secrets: Sequence[str] = (),
     unverified_bytes: int = UNVERIFIED_BYTES,
@@ -120,16 +121,19 @@ async def running_api(
         ends.push_async_callback(store.connections.close)
         registry = Registry(processors)
         await declare(store, *registry.declared)
-        client = client_over(store, edit_lock_ms=edit_lock_ms)
+        client = client_over(store, edit_lock_ms=edit_lock_ms, ledger=ledger)
+        if client.ledger is not None:
+            ends.push_async_callback(client.ledger.close)
         metrics = Metrics()
         store.called = metrics.called
         worker = None
         if works:
-            asked = replace(WorkerOptions("api-test", 10, 30_000, 3_600_000, 100), **options)
+            asked = replace(WorkerOptions("api-test", 10, 30_000, 3_600_000, 100, ledger=client.ledger), **options)
             worker = Worker(store, registry, client, asked, metrics)
             await worker.start()
             ends.push_async_callback(worker.drain)
-        health = HealthRoutes(store, worker, fresh_seconds=0, answer_seconds=min(ANSWER_SECONDS, request_seconds))
+        probed = store, worker, client.ledger
+        health = HealthRoutes(*probed, fresh_seconds=0, answer_seconds=min(ANSWER_SECONDS, request_seconds))
         callers = Callers(store)
         auth = Auth(callers, keys, secrets, unverified_bytes=unverified_bytes, fresh_seconds=keys_fresh_seconds)
         parts = Parts(store, client, auth, callers)

@@ -1,5 +1,6 @@
 """`python -m tests.bench`: measure everything, or what is named, on Redis and on Valkey; tables on stdout."""
 
+import atexit
 import json
 import shlex
 import sys
@@ -13,7 +14,23 @@ from typing import Annotated, Final
 import typer
 import uvloop
 
-from tests.bench import arming, burst, cuts, first_page, http, idle, lateness, pages, sharing, spread, takeover, weight
+from tests import postgres
+from tests.bench import (
+    arming,
+    burst,
+    cuts,
+    first_page,
+    http,
+    idle,
+    inbox,
+    lateness,
+    ledger,
+    pages,
+    sharing,
+    spread,
+    takeover,
+    weight,
+)
 from tests.bench.report import Benchmark, Measured, settings_of, surroundings
 from tests.bench.stage import stage
 from tests.servers import FAMILIES
@@ -32,6 +49,8 @@ NAMES: Final = (
     "pages",
     "dashboard",
     "http",
+    "inbox",
+    "ledger",
 )
 
 
@@ -56,6 +75,7 @@ def main(
     pods: Annotated[str, typer.Option(help="numbers of pods in `pods`")] = "1,2,4",
     per_s: Annotated[int, typer.Option(min=1, help="rate in `pods`")] = 500,
     kills: Annotated[int, typer.Option(min=1, help="in `takeover`, for each lease and run")] = 5,
+    restored: Annotated[int, typer.Option(min=1, help="timers that `ledger` gives back")] = 100_000,
     memory_timers: Annotated[int, typer.Option(min=1)] = 200_000,
 ) -> None:
     """Measure lateness, drain rate, sharing, takeover, cuts, arming, memory, idle cost, lists, dashboard, HTTP."""
@@ -72,7 +92,11 @@ def main(
         pages.benchmark(20_000, others),
         first_page.benchmark(20_000, others),
         http.benchmark(10_000, 40_000),
+        inbox.benchmark(10.0),
+        ledger.benchmark(20_000, 5_000, burst_timers, restored),
     )
+    postgres.prepare()
+    atexit.register(postgres.stop)
     chosen = _chosen(dict(zip(NAMES, made, strict=True)), names or NAMES)
     show = _show_json if output is Output.JSON else _show_tables
     show(_measured(chosen, (family,) if family else FAMILIES, runs, seed), runs, seed)

@@ -5,12 +5,13 @@ seconds it has used; the end of the input ends it.
 """
 
 import json
+import os
 import sys
 
 import uvloop
 from aiohttp import web
 
-from tests.bench.pod import answer_with_cpu, noop
+from tests.bench.pod import LEDGER, answer_with_cpu, noop
 from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, all_routes, application
@@ -33,7 +34,7 @@ async def bare(request: web.Request) -> web.Response:
 async def _serve(url: str) -> None:
     store = await open_store(connect(url))
     await Membership(store).beat(Member("bench", roles=("worker",), processors=frozenset({noop.prefix})))
-    client = client_over(store)
+    client = client_over(store, ledger=os.environ.get(LEDGER) or None)
     routes = all_routes(client, HealthRoutes(store, None), Metrics(), None)
     reference = web.Application()
     reference.add_routes([web.post("/v1/timers", bare)])

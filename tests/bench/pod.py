@@ -19,6 +19,7 @@ from timers.app import collect_garbage_rarely
 from timers.client import client_over, open_store
 from timers.engine.pod import WorkerOptions
 from timers.engine.worker import Worker
+from timers.ledger.database import Database
 from timers.logs import configure
 from timers.processor import Processor, Registry
 from timers.store.connect import connect
@@ -26,6 +27,8 @@ from timers.store.connect import connect
 CONCURRENCY: Final = 1000
 RETENTION_MS: Final = 24 * 3600 * 1000
 DRAIN_TIMEOUT_MS: Final = 2000
+LEDGER: Final = "BENCH_LEDGER"
+"""The environment variable with the URL of the ledger, if there is one."""
 
 
 @processor("bench-noop")
@@ -62,8 +65,10 @@ async def serve(
 ) -> None:
     """Work until the input ends. `shards` None means as many as the db has."""
     store = await open_store(connect(url), shards=shards)
-    options = WorkerOptions(name, CONCURRENCY, lease_ms, retention_ms, DRAIN_TIMEOUT_MS)
-    worker = Worker(store, registry, client_over(store), options)
+    ledger_url = os.environ.get(LEDGER) or None
+    ledger = None if ledger_url is None else Database(ledger_url)
+    options = WorkerOptions(name, CONCURRENCY, lease_ms, retention_ms, DRAIN_TIMEOUT_MS, ledger=ledger)
+    worker = Worker(store, registry, client_over(store, ledger=ledger_url), options)
     await worker.start()
     await answer_with_cpu()
     await worker.drain()

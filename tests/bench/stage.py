@@ -91,11 +91,18 @@ class Stage:
     async def completed(self, prefix: str, number: int, *, timeout_s: float) -> bool:
         """Wait until so many timers of a prefix are completed; False when they are not in time."""
 
+        return await self._counted("c", prefix, number, timeout_s=timeout_s)
+
+    async def scheduled(self, prefix: str, number: int, *, timeout_s: float = 60) -> bool:
+        """As `completed`, for timers that are scheduled."""
+        return await self._counted("s", prefix, number, timeout_s=timeout_s)
+
+    async def _counted(self, letter: str, prefix: str, number: int, *, timeout_s: float) -> bool:
         async def happened() -> bool:
-            return int(await self.redis.hget("timers:{0}:counts", f"c {prefix}") or 0) >= number
+            return int(await self.redis.hget("timers:{0}:counts", f"{letter} {prefix}") or 0) >= number
 
         try:
-            await until(happened, timeout_s=timeout_s, what=f"the end of {number} timers")
+            await until(happened, timeout_s=timeout_s, what=f"{number} timers")
         except TimeoutError:
             return False
         return True

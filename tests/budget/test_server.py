@@ -20,7 +20,7 @@ BATCH = 200
 OF_A_BATCH = 20
 """Commands of a step beside those of each timer; ours here among them."""
 
-INSTRUCTIONS = (344, 355, 313)
+INSTRUCTIONS = (355, 355, 313)
 """Of Lua for each timer: arm, claim, settle."""
 
 

@@ -1,17 +1,20 @@
 """`python -m tests.chaos`: the long run. Makes each kind of trouble, prints a table, exits 1 on a broken promise."""
 
 import asyncio
+import atexit
 import itertools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from tests import postgres
 from tests.chaos.driver import Plan, Result, run
 from tests.chaos.findings import Property
-from tests.chaos.troubles import TROUBLES
+from tests.chaos.stage import Ledger
+from tests.chaos.troubles import LEDGER_TROUBLES, TROUBLES
 from tests.servers import FAMILIES
 from timers.embedded import Family
 
@@ -29,13 +32,19 @@ def main(
     timers: Annotated[int | None, typer.Option(help="else what each kind of trouble brings along")] = None,
     times: Annotated[int | None, typer.Option(help="how often the fault is made; else as above")] = None,
     spread_s: Annotated[float | None, typer.Option(help="how long timers become due; else as above")] = None,
+    ledger: Annotated[
+        Literal["sqlite", "postgresql"] | None, typer.Option(help="default: both, where a ledger is needed; else none")
+    ] = None,
     pods: int = 3,
     lease_ms: int = 4_000,
     drain_s: float = 120.0,
 ) -> None:
     """Make trouble for pods and server under load, and judge what happened by an outside witness."""
     results = []
-    for name, server, one in itertools.product(trouble or TROUBLES, [family] if family else FAMILIES, seed or [1]):
+    postgres.prepare()
+    atexit.register(postgres.stop)
+    kinds = [(name, beside) for name in trouble or TROUBLES for beside in _ledgers(name, ledger)]
+    for (name, beside), server, one in itertools.product(kinds, [family] if family else FAMILIES, seed or [1]):
         usual = TROUBLES[name]
         plan = Plan(
             trouble=name,
@@ -45,6 +54,7 @@ def main(
             pods=pods,
             seed=one,
             family=server,
+            ledger=beside,
             lease_ms=lease_ms,
             drain_s=drain_s,
         )
@@ -52,6 +62,12 @@ def main(
         print(results[-1], flush=True)
     print(_table(results))
     raise typer.Exit(0 if all(result.report.ok for result in results) else 1)
+
+
+def _ledgers(trouble: str, asked: Ledger | None) -> tuple[Ledger, ...]:
+    if asked is not None:
+        return (asked,)
+    return ("sqlite", "postgresql") if trouble in LEDGER_TROUBLES else ("",)
 
 
 def _run(plan: Plan) -> Result:
@@ -69,7 +85,13 @@ def _row(result: Result) -> Iterator[str]:
     plan, report = result.plan, result.report
     figures = report.figures
     unexplained = len(report.of(Property.ONE_WINNER))
-    yield from (plan.trouble, result.server, str(plan.seed), str(figures.timers), str(figures.faults_proven))
+    yield from (
+        f"{plan.trouble} {plan.ledger}".strip(),
+        result.server,
+        str(plan.seed),
+        str(figures.timers),
+        str(figures.faults_proven),
+    )
     yield from (str(figures.starts), str(figures.duplicates - unexplained), str(unexplained))
     yield from (str(figures.hidden_attempts), str(len(report.of(Property.LOST))), str(len(report.of(Property.EARLY))))
     yield from (_ms(figures.lateness_p50_ms), _ms(figures.lateness_p99_ms), _ms(figures.lateness_max_ms))

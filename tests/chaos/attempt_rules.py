@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from tests.chaos.findings import Completion, EndState, Finding, Property
-from tests.chaos.timeline import SUCCEEDED, Faults, Gap, Run, Story, released
+from tests.chaos.timeline import FOREVER_NS, SUCCEEDED, Faults, Gap, Run, Story, released
 from tests.chaos.witness import Outcome
 
 _UNCOUNTED = frozenset({Outcome.HANDED_BACK, Outcome.SNOOZED})
@@ -18,7 +18,8 @@ def one_winner(story: Story, faults: Faults) -> Iterator[Finding]:
         for earlier, later in pairwise(runs):
             if not _handed_over(earlier, later, faults):
                 yield _duplicate(story, earlier, later)
-            if later.start.attempt <= earlier.start.attempt:
+            again = faults.forgotten(earlier, later.start.mono_ns)
+            if later.start.attempt <= earlier.start.attempt and not again:
                 text = f"attempt {later.start.attempt} follows attempt {earlier.start.attempt}: numbers are used once"
                 yield Finding(Property.ONE_WINNER, story.timer, text, earlier.lines() + later.lines())
     for before, after in pairwise(chains):
@@ -55,7 +56,7 @@ def tokens_rise(story: Story, end: EndState | None, faults: Faults) -> Iterator[
             yield _token_finding(story, "a start with an older token came after one with a newer", newest, run)
         if newest is None or run.start.token > newest.start.token:
             newest = run
-    if newest and end and end.token < newest.start.token:
+    if newest and end and end.token < newest.start.token and not faults.forgotten(newest, FOREVER_NS):
         text = f"the record's token {end.token} is older than that of a start"
         yield Finding(Property.TOKENS_RISE, story.timer, text, newest.lines())
     yield from _gaps(story, faults)
@@ -104,11 +105,11 @@ def _completed(run: Run, completion: Completion) -> bool:
     return run.start.attempt == completion.attempt and run.end.wall_ns // 1_000_000 <= completion.at_ms
 
 
-def bounded(story: Story, end: EndState | None, max_attempts: int) -> Iterator[Finding]:
+def bounded(story: Story, end: EndState | None, faults: Faults, max_attempts: int) -> Iterator[Finding]:
     """P8: never more attempts than the limit, and a timer fails only after all of them."""
     chains = story.chains()
     for runs in chains:
-        counted = sum(run.outcome not in _UNCOUNTED for run in runs)
+        counted = sum(run.outcome not in _UNCOUNTED and not faults.forgotten(run, FOREVER_NS) for run in runs)
         if counted > max_attempts:
             text = f"{counted} attempts were made where {max_attempts} are the limit"
             yield Finding(Property.BOUNDED, story.timer, text, story.lines())

@@ -15,7 +15,7 @@ from tests.chaos.witness import Event, Kind, Made, Verb, Witness
 from timers import NewTimer, TimerClient, TimersError
 from timers.client import Armed
 from timers.core.policies import Repeat
-from timers.errors import AlreadyExists, Refused, Unavailable
+from timers.errors import AlreadyExists, LedgerUnavailable, Refused, Unavailable
 
 BATCH: Final = 500
 TRIES: Final = 50
@@ -50,7 +50,7 @@ class Calls:
         ]
         try:
             results = await self._client.batch(news)
-        except Unavailable as error:
+        except (Unavailable, LedgerUnavailable) as error:
             for call in calls:
                 self._witness.answer(call, Kind.INFO, type(error).__name__)
             return False
@@ -118,7 +118,7 @@ class Calls:
             await answer
         except Refused as error:
             self._witness.answer(call, Kind.FAIL, type(error).__name__)
-        except Unavailable as error:
+        except (Unavailable, LedgerUnavailable) as error:
             self._witness.answer(call, Kind.INFO, type(error).__name__)
         else:
             self._witness.answer(call, Kind.OK)

@@ -45,7 +45,7 @@ def _of_story(story: Story, end: EndState | None, faults: Faults, max_attempts: 
     yield from life_rules.lost(story, end)
     yield from life_rules.early(story)
     yield from life_rules.cancelled(story, end)
-    yield from life_rules.repeated(story, end)
+    yield from life_rules.repeated(story, end, faults)
     yield from life_rules.created_twice(story, faults)
     yield from life_rules.never_created(story, end)
     yield from attempt_rules.one_winner(story, faults)
@@ -53,7 +53,7 @@ def _of_story(story: Story, end: EndState | None, faults: Faults, max_attempts: 
     yield from attempt_rules.zombies(story, end)
     yield from attempt_rules.burnt(story, end, faults)
     if max_attempts is not None:
-        yield from attempt_rules.bounded(story, end, max_attempts)
+        yield from attempt_rules.bounded(story, end, faults, max_attempts)
 
 
 def _disorder(history: Sequence[Event], complaints: Sequence[str]) -> Iterator[Finding]:

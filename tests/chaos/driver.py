@@ -3,12 +3,13 @@
 import asyncio
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from tests.chaos import endings
 from tests.chaos.findings import Report
-from tests.chaos.stage import Stage, stage
+from tests.chaos.stage import Ledger, Stage, stage
 from tests.chaos.troubles import TROUBLES, Trouble
 from tests.chaos.workload import Change, Workload
 from timers.embedded import Family
@@ -36,6 +37,7 @@ class Plan:
     pods: int = 3
     seed: int = 1
     family: Family = "redis"
+    ledger: Ledger = ""
     lease_ms: int = 4_000
     drain_s: float = 60.0
 
@@ -45,7 +47,7 @@ class Plan:
         return (
             f"python -m tests.chaos --trouble {self.trouble} --timers {self.timers} --times {self.times} "
             f"--spread-s {self.spread_s:g} --pods {self.pods} --seed {self.seed} --family {self.family} "
-            f"--lease-ms {self.lease_ms} --drain-s {self.drain_s:g}"
+            f"--lease-ms {self.lease_ms} --drain-s {self.drain_s:g}{self.ledger and ' --ledger '}{self.ledger}"
         )
 
 
@@ -73,8 +75,11 @@ async def run(plan: Plan, directory: Path) -> Result:
     """Does a whole run in `directory`, which must be empty. Raises the same errors as `Stage.judge`."""
     begin = time.monotonic()
     trouble = TROUBLES[plan.trouble]
-    async with stage(directory, family=plan.family, pods=plan.pods, lease_ms=plan.lease_ms, needs=trouble.needs) as on:
+    needs = replace(trouble.needs, ledger=plan.ledger)
+    async with stage(directory, family=plan.family, pods=plan.pods, lease_ms=plan.lease_ms, needs=needs) as on:
         ids = await _live_through(plan, trouble, on)
+        if on.ledger is not None:
+            await endings.same_in(on.ledger, on.redis, on.server.url, timeout_s=plan.drain_s)
         report = await on.judge(ids, drain_s=plan.drain_s)
         return Result(plan, on.server.name, time.monotonic() - begin, report)
 
@@ -84,7 +89,8 @@ async def _live_through(plan: Plan, trouble: Trouble, on: Stage) -> list[str]:
     rng = random.Random(plan.seed)
     head_start_s = 1.0 + plan.timers / _ARMED_PER_S
     begin_ms = int((time.time() + head_start_s) * 1000)
-    workload = Workload.drawn(plan.timers, begin_ms, plan.spread_s, rng)
+    some: dict[str, Any] = {"one_in": 10, "bare": False} if plan.ledger else {}
+    workload = Workload.drawn(plan.timers, begin_ms, plan.spread_s, rng, **some)
     changes = workload.changes(on.calls, begin_ms, plan.spread_s, rng)
     moments = trouble.moments(plan.times, plan.spread_s, rng)
     await on.calls.create_all(workload.timers)

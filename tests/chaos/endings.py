@@ -10,14 +10,18 @@ from redis.asyncio import Redis
 from tests.chaos.findings import Completion, Counts, EndState
 from tests.chaos.pods import until
 from tests.chaos.processors import PREFIX
+from tests.conservation import conserved
+from tests.ledger.copies import agreed
 from tests.waiting import patient
 from timers import Status, Timer
 from timers.client import open_store
+from timers.core.model import RESTORED
+from timers.ledger.database import Database
 from timers.store.connect import connect
 
 _COUNTS: Final = "timers:{0}:counts"
 _LASTING: Final = re.compile(
-    r"timers:(meta|\{(pods|fired)\}:\w+|canary:.+|\{0\}:(token|epoch|mark|counts|prefixes|bare|paused|blocked|rec:..|finished:.:.+))"
+    r"timers:(meta|\{(pods|fired)\}:\w+|canary:.+|\{0\}:(token|epoch|mark|hooks|changed|inbox|counts|prefixes|bare|paused|blocked|rec:..|finished:.:.+))"
 )
 """Keys of one shard that may be there while nothing is armed: see the protocol. Due index, leases, triggers may not."""
 
@@ -88,6 +92,20 @@ def _end_state(timer: Timer) -> EndState:
         failures=timer.failures,
         reason="" if error is None else str(error["reason"]),
         completions=tuple(
-            Completion(entry.attempt, entry.at_ms) for entry in timer.history if entry.status is Status.COMPLETED
+            Completion(entry.attempt, entry.at_ms)
+            for entry in timer.history
+            if entry.status is Status.COMPLETED and RESTORED not in (entry.note or "")
         ),
     )
+
+
+async def same_in(ledger: Database, redis: Redis, url: str, *, timeout_s: float) -> None:
+    """Waits until all timers have ended and the ledger has what Redis has, and checks that all is conserved there."""
+    await drained(redis, timeout_s=timeout_s)
+    connections = connect(patient(url))
+    try:
+        store = await open_store(connections)
+        await agreed(ledger, store)
+        await conserved(store)
+    finally:
+        await connections.close()

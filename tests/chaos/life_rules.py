@@ -73,14 +73,15 @@ def cancelled(story: Story, end: EndState | None) -> Iterator[Finding]:
             yield Finding(Property.CANCEL, story.timer, f"it was cancelled, but ended {end.status}", cancel.lines())
 
 
-def repeated(story: Story, end: EndState | None) -> Iterator[Finding]:
+def repeated(story: Story, end: EndState | None, faults: Faults) -> Iterator[Finding]:
     """P9: a repeating timer has as many occurrences as were asked for, each due later than the one before, unless a
     call moved it in between. A timer that was armed more than once is not judged."""
     if sum(call.arms for call in story.calls) > 1:
         return
     firsts = [runs[0] for runs in story.chains() if runs[0].start.attempt == 1]
     for earlier, later in pairwise(firsts):
-        if later.start.due_ms <= earlier.start.due_ms and not _moved_between(story, earlier, later):
+        again = _moved_between(story, earlier, later) or faults.forgotten(earlier, later.start.mono_ns)
+        if later.start.due_ms <= earlier.start.due_ms and not again:
             text = f"occurrence {later.start.occurrence} is not due later than the one before"
             yield Finding(Property.REPEATS, story.timer, text, earlier.lines() + later.lines())
     wanted = max((call.invoke.slots for call in story.of(Verb.CREATE)), default=0)

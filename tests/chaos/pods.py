@@ -23,8 +23,8 @@ _REGISTRY: Final = "timers:{pods}:seen"
 _SIGNS_OF_A_START: Final = 2
 _SHOWN_LOG_LINES: Final = 15
 
-_EXPECTED_ERRORS: Final = frozenset({"event loop blocked", "event loop was blocked"})
-"""What a pod may say at level `error` under faults: a paused one sees its loop stand still."""
+_EXPECTED_ERRORS: Final = frozenset({"event loop blocked", "event loop was blocked", "data was lost"})
+"""What a pod may say at level `error` under faults: a paused one sees its loop stand still, any tells of a loss."""
 
 
 async def until(happened: Callable[[], Awaitable[bool]], *, timeout_s: float, what: str) -> None:

@@ -1,6 +1,7 @@
 """Faults of the server and of connections to it. The witness gets each with the proof that it took effect."""
 
 import asyncio
+from pathlib import Path
 
 from redis.asyncio import Redis
 
@@ -55,3 +56,20 @@ async def lose_reply(witness: Witness, proxy: Proxy, script: str, *, at_least: i
     fault = witness.fault_on(FaultKind.DISCONNECT, EVERY_POD)
     lost = await proxy.lose_reply(script, at_least=at_least)
     witness.fault_off(fault, f"{lost} bytes lost that answered {script}" if lost else "")
+
+
+async def empty(witness: Witness, redis: Redis) -> None:
+    """FLUSHALL."""
+    fault = witness.fault_on(FaultKind.LOSS, EVERY_POD)
+    before = await redis.dbsize()
+    await redis.flushall()
+    witness.fault_off(fault, f"{before} keys lost")
+
+
+async def go_back(witness: Witness, server: Server, folder: Path | None, *, down_s: float) -> None:
+    """SIGKILL, and another server in its place with an older copy of the data, or with none."""
+    faults = [witness.fault_on(kind, EVERY_POD) for kind in (FaultKind.LOSS, FaultKind.PARTITION)]
+    before = server.pid
+    await server.return_with(folder, down_s=down_s)
+    for fault in faults:
+        witness.fault_off(fault, f"pid {before} killed, pid {server.pid} in its place with {folder or 'nothing'}")

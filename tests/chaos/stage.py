@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from redis.asyncio import Redis
 
+from tests import postgres
 from tests.chaos import endings, starvation
 from tests.chaos.calls import Calls
 from tests.chaos.checker import check
@@ -23,19 +24,24 @@ from tests.waiting import DEADLINE_SECONDS, patient
 from timers import TimerClient
 from timers.embedded import Family
 from timers.engine.pod import taken_lease_ms
+from timers.ledger.database import Database
 from timers.store.connect import connect
 
 _START_TIMEOUT_S: Final = DEADLINE_SECONDS
+
+Ledger = Literal["", "sqlite", "postgresql"]
+"""The database of a run's ledger; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a stage needs besides a server and pods: further server arguments, a drain timeout, a proxy between pods,
-    client and server."""
+    client and server, a ledger."""
 
     server_options: tuple[str, ...] = ()
     drain_timeout_ms: int = 25_000
     proxy: bool = False
+    ledger: Ledger = ""
 
 
 NOTHING: Final = Needs()
@@ -55,6 +61,7 @@ class Stage:
     pods: Pods
     lines: Path
     lease_ms: int
+    ledger: Database | None
 
     async def started(self, *, attempt: int) -> Event:
         """Waits until the witness has the start of an attempt of the only timer."""
@@ -104,7 +111,11 @@ async def stage(
         redis = await ends.enter_async_context(Redis.from_url(server.url, decode_responses=True))
         proxy = await ends.enter_async_context(Proxy(server.url)) if needs.proxy else None
         url = proxy.url if proxy else server.url
-        client = await ends.enter_async_context(TimerClient(url))
+        ledger = await _ledger(directory, needs.ledger) if needs.ledger else None
+        if ledger is not None:
+            ends.push_async_callback(ledger.close)
+            settings["TIMERS_LEDGER_URL"] = ledger.engine.url.render_as_string(hide_password=False)
+        client = await ends.enter_async_context(TimerClient(url, ledger=settings.get("TIMERS_LEDGER_URL")))
         plain = connect(patient(url))
         ends.push_async_callback(plain.close)
         crew = await ends.enter_async_context(Pods(url, redis, lines, settings))
@@ -116,4 +127,11 @@ async def stage(
 
         watching = asyncio.create_task(starvation.watch(witness, processes, lease_ms))
         ends.callback(watching.cancel)
-        yield Stage(server, redis, proxy, client, witness, calls, crew, lines, taken_lease_ms(lease_ms))
+        yield Stage(server, redis, proxy, client, witness, calls, crew, lines, taken_lease_ms(lease_ms), ledger)
+
+
+async def _ledger(directory: Path, dialect: str) -> Database:
+    url = f"sqlite+aiosqlite:///{directory}/ledger.db" if dialect == "sqlite" else postgres.new_database()
+    database = Database(url)
+    await database.upgrade()
+    return database

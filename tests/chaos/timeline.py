@@ -14,8 +14,14 @@ EVERY_POD = "*"
 SUCCEEDED = frozenset({Outcome.DONE, Outcome.REARMED})
 
 _RELEASING = frozenset({Outcome.FAILED, Outcome.TIMED_OUT, Outcome.SNOOZED})
+UNCOPIED_NS = 2_000_000_000
+"""How long before a loss a change may have been made that the ledger did not get."""
+
+UNFOLLOWED_NS = 12_000_000_000
+"""How long after a kill the others may think that the pod is alive, which copied the changes."""
+
 _CUTTING = frozenset({FaultKind.PAUSE, FaultKind.PARTITION})
-_BURNING = frozenset({FaultKind.KILL, FaultKind.DISCONNECT, FaultKind.STARVED}) | _CUTTING
+_BURNING = frozenset({FaultKind.KILL, FaultKind.DISCONNECT, FaultKind.STARVED, FaultKind.LOSS}) | _CUTTING
 _HOLDING = frozenset({FaultKind.STOP}) | _BURNING
 
 
@@ -112,7 +118,8 @@ class Faults:
         proven = [fault for faults in self._of_pod.values() for fault in faults]
         self._holding = _Spans([fault for fault in proven if fault.kind in _HOLDING])
         self._burning = _Spans([fault for fault in proven if fault.kind in _BURNING])
-        self._stopping = _Spans([fault for fault in proven if fault.kind == FaultKind.STOP])
+        self._kills = [fault.on_ns for fault in proven if fault.kind == FaultKind.KILL]
+        self._stopping = _Spans([fault for fault in proven if fault.kind in (FaultKind.STOP, FaultKind.LOSS)])
 
     def _proven(self, events: Iterable[Event]) -> Iterator[tuple[str, Fault]]:
         ons: dict[str, Event] = {}
@@ -133,6 +140,16 @@ class Faults:
     def took_over(self, run: Run, at_ns: int) -> bool:
         """True if a fault of the run's own pod explains that another run began at `at_ns`."""
         return any(self._ended_lease(fault, run, at_ns) for fault in self._on(run.start.pod))
+
+    def forgotten(self, run: Run, at_ns: int) -> bool:
+        """True if the server lost what it knew of the run before the ledger had it, so that it was made again."""
+        return any(f.kind == FaultKind.LOSS and self._forgot(f, run, at_ns) for f in self._on(run.start.pod))
+
+    def _forgot(self, fault: Fault, run: Run, at_ns: int) -> bool:
+        if fault.on_ns > at_ns or run.start.mono_ns > fault.off_ns:
+            return False
+        kills = [on_ns for on_ns in self._kills if fault.on_ns - UNFOLLOWED_NS < on_ns < fault.on_ns]
+        return run.end is None or run.end.mono_ns > min(kills, default=fault.on_ns) - UNCOPIED_NS
 
     def held_up(self, start: Event) -> bool:
         """True if the pod was held up so long just before this start that the lease may have ended already."""
@@ -159,7 +176,7 @@ class Faults:
     def swallow(self, claims: int, from_ns: int, until_ns: int, *, besides: int) -> bool:
         """True if the faults between the two times explain `claims` that nobody saw start, and `besides` that started.
 
-        Such a claim ends with its lease, or when a stopping pod hands it back."""
+        Such a claim ends with its lease, when a stopping pod hands it back, or when the server loses it."""
         if self._holding.overlapping(from_ns, until_ns) < claims + besides:
             return False
         stops = self._stopping.overlapping(from_ns, until_ns)
@@ -175,6 +192,8 @@ class Faults:
             return fault.on_ns <= min(at_ns, unsettled_until) and fault.off_ns >= run.start.mono_ns
         if fault.kind == FaultKind.STARVED:
             return self._ended_half_lease(fault, run.start.mono_ns, at_ns)
+        if fault.kind == FaultKind.LOSS:
+            return self._forgot(fault, run, at_ns)
         return fault.kind in _CUTTING and self._lasted(fault, run.start.mono_ns, at_ns)
 
     def _ended_half_lease(self, fault: Fault, start_ns: int, at_ns: int) -> bool:

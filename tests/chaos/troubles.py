@@ -132,6 +132,52 @@ async def _anything(on: Stage, rng: random.Random) -> None:
     await rng.choice(makes)(on, rng)
 
 
+async def _flush(on: Stage, rng: random.Random) -> None:
+    """FLUSHALL; then a pod dies, as likely as not the one that restores."""
+    await on.pods.ready()
+    await server_faults.empty(on.witness, on.redis)
+    await _kill_soon(on, rng)
+
+
+async def _start_empty(on: Stage, rng: random.Random) -> None:
+    await on.pods.ready()
+    await server_faults.go_back(on.witness, on.server, None, down_s=rng.uniform(0.1, 1.0))
+    await _kill_soon(on, rng)
+
+
+async def _go_back(on: Stage, rng: random.Random) -> None:
+    """Another server, with a copy of the data that is a second or more old. Once in three all pods die with it."""
+    folder = on.lines.parent / f"copy-{rng.random()}"
+    on.server.keep(folder)
+    await asyncio.sleep(rng.uniform(1.0, 3.0))
+    await on.pods.ready()
+    if rng.random() < 1 / 3:
+        victims = list(on.pods.live)
+        await asyncio.gather(*(faults.kill(on.witness, victim) for victim in victims))
+        await server_faults.go_back(on.witness, on.server, folder, down_s=0.1)
+        for victim in victims:
+            await on.pods.replace(victim)
+        await on.pods.ready()
+    else:
+        await server_faults.go_back(on.witness, on.server, folder, down_s=rng.uniform(0.1, 1.0))
+        await _kill_soon(on, rng)
+
+
+async def _kill_soon(on: Stage, rng: random.Random) -> None:
+    await asyncio.sleep(rng.uniform(0, 0.3))
+    victim = rng.choice(on.pods.live)
+    await faults.kill(on.witness, victim)
+    await on.pods.replace(victim)
+    await on.pods.ready()
+
+
+async def _lose_anything(on: Stage, rng: random.Random) -> None:
+    await rng.choice((_flush, _start_empty, _go_back))(on, rng)
+
+
+LEDGER_TROUBLES: Final = ("flushalls", "emptied", "older", "lost")
+"""Those that only a ledger survives."""
+
 TROUBLES: Final[Mapping[str, Trouble]] = {
     "kills": Trouble(_kill, timers=100_000, spread_s=90.0, times=60),
     "blackouts": Trouble(_black_out, times=3),
@@ -144,6 +190,10 @@ TROUBLES: Final[Mapping[str, Trouble]] = {
     "flushes": Trouble(_forget, times=100),
     "hangups": Trouble(_hang_up, times=40),
     "losses": Trouble(_lose, times=100, needs=Needs(proxy=True)),
+    "flushalls": Trouble(_flush, timers=4_000, times=5),
+    "emptied": Trouble(_start_empty, timers=4_000, times=5),
+    "older": Trouble(_go_back, timers=4_000, times=4),
+    "lost": Trouble(_lose_anything, timers=10_000, spread_s=40.0, times=10),
     "mixed": Trouble(
         _anything,
         timers=40_000,

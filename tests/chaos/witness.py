@@ -72,7 +72,8 @@ class FaultKind(StrEnum):
     `kill` is SIGKILL, `stop` SIGTERM, `pause` SIGSTOP; `partition` and `disconnect` cut its connections for a time and
     for an instant; a stopped server is a partition of every pod. `starved` is
     measured, not made: the machine had no core for the pod for most of half a lease. `pubsub` cuts subscribers only,
-    `scripts` makes the server forget its scripts: neither affects a lease, so neither explains a duplicate.
+    `scripts` makes the server forget its scripts: neither affects a lease, so neither explains a duplicate. `loss`
+    takes data of the server that the ledger gives back, all but what it has not copied by then.
     """
 
     KILL = "kill"
@@ -83,6 +84,7 @@ class FaultKind(StrEnum):
     DISCONNECT = "disconnect"
     PUBSUB = "pubsub"
     SCRIPTS = "scripts"
+    LOSS = "loss"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

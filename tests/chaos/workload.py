@@ -40,17 +40,26 @@ class Workload:
     created_again: list[str]
 
     @classmethod
-    def drawn(cls, number: int, begin_ms: int, spread_s: float, rng: random.Random) -> "Workload":
-        """Evenly spread due times. Of 100 timers one is armed during the run, one is a bare key, one repeats, one is
-        cancelled, one moved, one created a second time."""
-        some = max(1, number // _ONE_IN)
+    def drawn(
+        cls,
+        number: int,
+        begin_ms: int,
+        spread_s: float,
+        rng: random.Random,
+        one_in: int = _ONE_IN,
+        *,
+        bare: bool = True,
+    ) -> "Workload":
+        """Evenly spread due times. Of `one_in` timers one is armed during the run, one is a bare key, one repeats, one
+        is cancelled, one moved, one created a second time."""
+        some = max(1, number // one_in)
         ids = [f"t{index}" for index in range(number)]
-        late, bare, repeating, early = ids[:some], ids[some : 2 * some], ids[2 * some : 3 * some], ids[2 * some :]
+        late, keys, repeating, early = ids[:some], ids[some : 2 * some], ids[2 * some : 3 * some], ids[2 * some :]
         does = {id_: _behaviour(rng) for id_ in early} | {id_: _repeats(rng) for id_ in repeating}
         return cls(
             timers=[(id_, begin_ms + rng.randrange(int(spread_s * 1000)), does[id_]) for id_ in early],
             arriving=[_arrival(id_, begin_ms, rng.uniform(0, spread_s), rng) for id_ in late],
-            bare=[(rng.uniform(0, spread_s / 2), id_, rng.randrange(*_BARE_MS)) for id_ in bare],
+            bare=[(rng.uniform(0, spread_s / 2), id_, rng.randrange(*_BARE_MS)) for id_ in keys if bare],
             cancelled=rng.sample(early, some),
             moved=rng.sample(early, some),
             created_again=rng.sample(early, some),

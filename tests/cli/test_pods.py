@@ -310,7 +310,7 @@ def test_a_port_in_use_is_named(start: Start, server: EmbeddedServer) -> None:
         ({"TIMERS_SHARDS": "7"}, "TIMERS_SHARDS"),
         ({"TIMERS_FORMAT": "9"}, "TIMERS_FORMAT: 9 is not accepted; expected a number from 1 to 2"),
         ({"TIMERS_COLOUR": "blue"}, "TIMERS_COLOUR"),
-        ({"TIMERS_LEDGER_URL": "sqlite+aiosqlite:///ledger.db"}, "TIMERS_LEDGER_URL is not supported by this version"),
+        ({"TIMERS_LEDGER_URL": "ledger.db"}, "TIMERS_LEDGER_URL: the given value is not accepted; expected postgresql"),
     ],
 )
 def test_an_unusable_setting_at_startup_is_one_line(

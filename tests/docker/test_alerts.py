@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 import yaml
 from aiohttp import ClientError, ClientSession
+from sqlalchemy import text
 
 from tests.api.conftest import done
 from tests.api.harness import running_api
@@ -21,6 +22,7 @@ from tests.docker.metric_names import kinds
 from tests.docker.test_compose import NEEDS_PROMTOOL, used_names
 from tests.doctor.setups import post_long_ago
 from tests.engine.fleet import Calls, Fleet, Held, until
+from tests.ledger.hurry import hurried
 from tests.members import declare, sign_off
 from tests.rights import as_user, grant
 from tests.servers import ServerHandle, start_server
@@ -31,6 +33,7 @@ from timers.client import TimerClient
 from timers.core.durations import format_time
 from timers.core.model import Timer
 from timers.core.outcome import Fail
+from timers.ledger.database import Database
 from timers.processor import Context, Processor, processor
 
 RULES: Final = FOLDER / "prometheus" / "rules.yml"
@@ -57,20 +60,33 @@ class Stage:
         self._url = ""
         self._job = "timers-worker"
         self.gauges = {"up"}
+        self._ledger = Database(f"sqlite+aiosqlite:///{folder.parent}/ledger.db")
 
     async def start(self, *processors: Processor, works: bool = True, **options: Any) -> TimerClient:
         """Start the pod that is scraped."""
+        ledger = options.pop("ledger", None)
         quick = {"canary_every_seconds": 0.05, "deaf_seconds": 0.2, "beat_ms": 50, **options}
         api = await self._pod.enter_async_context(
-            running_api(as_user(self.server.url), processors or [done], works=works, options=quick)
+            running_api(as_user(self.server.url), processors or [done], works=works, options=quick, ledger=ledger)
         )
         self._url, self._job = f"{api.server.url}/metrics", "timers-worker" if works else "timers-api"
         await self.tells("timers_notifications_ok 1.0" if works else "timers_redis_up 1.0")
         return api.client
 
+    async def new_ledger(self) -> str:
+        """The URL of a ledger without timers."""
+        await self._ledger.upgrade()
+        return self._ledger.engine.url.render_as_string()
+
+    async def in_ledger(self, statement: str) -> None:
+        """Run a statement in the ledger's database."""
+        async with self._ledger.transaction() as connection:
+            await connection.execute(text(statement))
+
     async def stop(self) -> None:
         """End the pod that is scraped."""
         await self._pod.aclose()
+        await self._ledger.close()
 
     async def tells(self, line: str) -> None:
         """Wait until the pod tells a line like this one, a regular expression."""
@@ -312,6 +328,36 @@ async def outbox(stage: Stage) -> AsyncIterator[None]:
     await stage.tells("timers_outbox_entries 0.0")
 
 
+async def ledger_behind(stage: Stage) -> AsyncIterator[None]:
+    """The ledger's table is away while a timer is armed."""
+    with hurried():
+        await stage.start(ledger=await stage.new_ledger())
+        await stage.tells("timers_ledger_lag_seconds 0.0")
+        yield
+        await stage.in_ledger("ALTER TABLE timers_timers RENAME TO away")
+        await stage.fleet.client.create("test", "x", delay="1h")
+        await stage.tells(r"timers_ledger_lag_seconds ([6-9]\d|\d{3,})\..*")
+        yield
+        await stage.in_ledger("ALTER TABLE away RENAME TO timers_timers")
+        await stage.tells("timers_ledger_lag_seconds 0.0")
+
+
+async def inbox_refused(stage: Stage) -> AsyncIterator[None]:
+    url = await stage.new_ledger()
+    await stage.start(ledger=url)
+    await stage.tells("timers_inbox_refused 0.0")
+    yield
+    await stage.stop()
+    await stage.in_ledger("INSERT INTO timers_inbox_refused VALUES (1, 'note', 'x', 'fire', '{}', 1, 'is running')")
+    await stage.start(ledger=url)
+    await stage.tells("timers_inbox_refused 1.0")
+    yield
+    await stage.stop()
+    await stage.in_ledger("DELETE FROM timers_inbox_refused")
+    await stage.start(ledger=url)
+    await stage.tells("timers_inbox_refused 0.0")
+
+
 TROUBLES: Final[Mapping[str, Callable[[Stage], AsyncIterator[None]]]] = {
     "TimersNoWorker": no_worker,
     "TimersRedisDown": redis_down,
@@ -328,6 +374,8 @@ TROUBLES: Final[Mapping[str, Callable[[Stage], AsyncIterator[None]]]] = {
     "TimersLoopBlocked": loop_blocked,
     "TimersAbandoned": abandoned,
     "TimersOutbox": outbox,
+    "TimersLedgerBehind": ledger_behind,
+    "TimersInboxRefused": inbox_refused,
 }
 """Makes the trouble that an alert is for: yields when all is well, then once or twice in the trouble, and then ends it.
 What a counter grows by between two scrapes in the trouble it goes on to grow by at each scrape."""

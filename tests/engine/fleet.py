@@ -1,11 +1,14 @@
 """Pods in the test's own process. Each has its own connections, so that a test can kill one of them."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, Self
 
 from redis.asyncio import Redis
+from sqlalchemy import event
 
 from tests.conservation import conserved
 from tests.engine.own_tasks import OwnTasks
@@ -15,6 +18,7 @@ from timers.client import client_over, open_store
 from timers.core.model import Status, Timer
 from timers.engine.pod import Counted, Observer, WorkerOptions
 from timers.engine.worker import Worker
+from timers.ledger.database import Database
 from timers.processor import Context, Processor, Registry, Result, processor
 from timers.store import keys
 from timers.store.connect import ANSWER_TIMEOUT_SECONDS, connect
@@ -83,6 +87,7 @@ class Seen(Observer):
         self.bare_keys: list[str] = []
         self.subscriptions = 0.0
         self.left_out = 0.0
+        self.inbox = Counter[str]()
 
     def count(self, what: Counted, *labels: str, by: float = 1) -> None:
         match what:
@@ -96,6 +101,8 @@ class Seen(Observer):
                 self.subscriptions += by
             case "unposted":
                 self.left_out += by
+            case "inbox":
+                self.inbox[labels[0]] += int(by)
             case _:
                 pass
 
@@ -106,6 +113,26 @@ def options_of(pod: str = "a", **given: Any) -> WorkerOptions:
     return WorkerOptions(pod=pod, **{**defaults, **given})
 
 
+class OwnDatabase(Database):
+    """A pod's own connections to the ledger."""
+
+    def __init__(self, shared: Database) -> None:
+        super().__init__(shared.engine.url.render_as_string(hide_password=False))
+        self._opened: list[Any] = []
+        event.listen(self.engine.sync_engine, "connect", lambda connection, _: self._opened.append(connection))
+
+    async def abort(self) -> None:
+        """End the connections as those of a dead process."""
+        for connection in self._opened:
+            driver = connection.driver_connection
+            if self.dialect == "sqlite":
+                if driver._thread.is_alive():  # else it was closed before
+                    await driver.stop()
+            else:
+                driver.terminate()
+        await asyncio.sleep(0)
+
+
 class Pod:
     """One pod: a worker with its own connections."""
 
@@ -114,12 +141,16 @@ class Pod:
         self.client = client_over(store)
         self.seen = Seen()
         self._tasks = OwnTasks()
+        self.ledger = None if options.ledger is None else OwnDatabase(options.ledger)
+        options = replace(options, ledger=self.ledger)
         self.worker = Worker(store, registry, self.client, options, self.seen)
 
     async def drain(self) -> None:
         """Drain the pod and close its connections."""
         await self.worker.drain()
         await self.store.connections.close()
+        if self.ledger is not None:
+            await self.ledger.close()
 
     async def start(self) -> None:
         """Start."""
@@ -144,6 +175,8 @@ class Pod:
         await self._tasks.kill()
         self.worker.runner.close()
         await self.store.connections.close()
+        if self.ledger is not None:
+            await self.ledger.abort()
 
 
 class Fleet:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from timers.client.backup import line_of, record_of
 from timers.core.fields import decode, encode
-from timers.store.restoring import Parts, Restored, put_together, taken_apart
+from timers.store.restoring import RecordParts, Restored, put_together, taken_apart
 
 JSON = st.recursive(
     st.none()
@@ -26,7 +26,7 @@ ENTRIES = st.from_regex(r"[0-9]{13} [srcfux] [0-9]{1,3} (-|pod) (-|[0-9]+) - [a-
 COUNTS, TIMES = st.integers(1, 2**32 - 1), st.integers(0, 10**13 - 1)
 
 RECORDS = st.builds(
-    Parts,
+    RecordParts,
     status=st.sampled_from("scfux"),
     version=COUNTS,
     attempt=COUNTS,
@@ -42,7 +42,7 @@ RECORDS = st.builds(
 
 
 @given(RECORDS)
-def test_a_line_holds_the_whole_record(parts: Parts) -> None:
+def test_a_line_holds_the_whole_record(parts: RecordParts) -> None:
     record = put_together(parts)
     assert taken_apart(record) == parts
     line = line_of("log:a", record)

@@ -12,7 +12,7 @@ from tests.store.acts import DAY_MS, HOUR_MS, LEASE_MS, POD, PREFIX, armed, clai
 from tests.store.backends import open_store
 from timers.core.model import Status
 from timers.store import keys, upkeep
-from timers.store.restoring import Parts, Restored, put_together, restore, taken_apart
+from timers.store.restoring import RecordParts, Restored, put_together, restore, taken_apart
 from timers.store.store import Store
 
 FINISHED = [Status.COMPLETED, Status.FAILED, Status.UNHANDLED, Status.CANCELLED]
@@ -49,7 +49,7 @@ def changed(copy: Restored, **parts: Any) -> Restored:
 
 def a_copy(timer_id: str = "a", **parts: Any) -> Restored:
     """A completed timer out of a copy."""
-    made = Parts(
+    made = RecordParts(
         "c", 3, 1, 0, 1, 17, 1000, 2000, b'{"payload":1}', b"", (b"2000 r 1 p 0 - event", b"2500 c 1 p - - completed")
     )
     return Restored(PREFIX, timer_id, put_together(made._replace(**parts)))

@@ -3,11 +3,12 @@
 import pytest
 import time_machine
 
-from timers.client.planning import new_id, plan
+from timers.client.planning import plan
 from timers.core.durations import MAX_MS
 from timers.core.fields import check_id
 from timers.core.spec import NewTimer
 from timers.errors import InvalidInput
+from timers.ids import new_id
 
 NOW_MS = 1_795_000_000_000  # 2026-11-18: the next ten years have three leap days
 

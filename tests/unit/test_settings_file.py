@@ -57,6 +57,7 @@ def test_an_undecodable_file_is_one_clear_line(tmp_path: Path) -> None:
 
 SECRETS = {
     "TIMERS_REDIS_URL": "rediss://timers:hidden@127.0.0.1:6379/5",
+    "TIMERS_LEDGER_URL": "postgresql+asyncpg://timers:hidden@127.0.0.1/shop",
     "TIMERS_API_KEYS": f"shop:{'0' * 64}:*:read",
     "TIMERS_SIGNING_SECRETS": SECRET,
     "TIMERS_WEBHOOK_TARGETS": "trial=https://example.org/hidden",

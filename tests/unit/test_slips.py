@@ -90,6 +90,12 @@ SLIPS: Final = (
 )
 
 
+CHECKERS: Final = (
+    ("mypy", "--strict", "--no-incremental", "--hide-error-context"),
+    ("basedpyright", "--level", "error", "--pythonpath", sys.executable),
+)
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("typed") / "calls.py"
@@ -103,14 +109,7 @@ def lines_with_errors(output: str, path: Path) -> set[str]:
     return {text[int(parts[1]) - 1].strip() for parts in found}
 
 
-@pytest.mark.parametrize(
-    "checker",
-    [
-        ("mypy", "--strict", "--no-incremental", "--hide-error-context"),
-        ("basedpyright", "--level", "error", "--pythonpath", sys.executable),
-    ],
-    ids=["mypy", "pyright"],
-)
+@pytest.mark.parametrize("checker", CHECKERS, ids=["mypy", "pyright"])
 def test_a_misspelt_keyword_passed_the_type_checker(checker: tuple[str, ...], written: Path) -> None:
     command = [sys.executable, "-m", *checker, written.name]
     ended = subprocess.run(command, cwd=written.parent, capture_output=True, text=True, check=False)

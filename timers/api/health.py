@@ -1,8 +1,9 @@
 """Owns the answers to probes: whether the process lives, and whether it can do its work now."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
@@ -11,11 +12,14 @@ from timers.api.auth import visible_to
 from timers.api.operations import call
 from timers.client.doctor import full, unacknowledged
 from timers.client.fleet import ALL_SERVED, Unserved, read_fleet
-from timers.engine.worker import Worker
-from timers.errors import Unavailable
+from timers.engine.worker import PodHealth, Worker
+from timers.errors import LedgerUnavailable, Unavailable
 from timers.logs import get_logger
 from timers.store.cooperative import CachedRead
 from timers.store.store import Store
+
+if TYPE_CHECKING:
+    from timers.ledger.database import Database
 
 ANSWER_SECONDS: Final = 0.6
 """How long Redis may take to answer for a probe. Probes themselves usually give up after a second."""
@@ -23,22 +27,28 @@ ANSWER_SECONDS: Final = 0.6
 FRESH_SECONDS: Final = 1.0
 """How long an answer from Redis counts. One read a second serves all probes."""
 
+BEHIND_SECONDS: Final = 60.0
+"""A ledger this far behind is told of. The pod stays ready: its timers run, and nothing is lost."""
+
 _log = get_logger("timers.api")
 
 
 class HealthRoutes:
-    """`/healthz` and `/readyz` of one pod. `worker` is None if the pod does not have that role."""
+    """`/healthz` and `/readyz` of one pod. `worker` is None if the pod does not have that role, `ledger` if there is
+    none."""
 
     def __init__(
         self,
         store: Store,
         worker: Worker | None,
+        ledger: "Database | None" = None,
         *,
         fresh_seconds: float = FRESH_SECONDS,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        self._store, self._worker, self._answer_seconds = store, worker, answer_seconds
+        self._store, self._worker, self._ledger, self._answer_seconds = store, worker, ledger, answer_seconds
         self._seen = CachedRead(self._refresh, fresh_seconds)
+        self._asked = CachedRead(self._ask_ledger, fresh_seconds)
         self._draining = False
 
     def drain(self) -> None:
@@ -53,10 +63,10 @@ class HealthRoutes:
     @call("getReadiness")
     async def readyz(self, request: web.Request) -> web.Response:
         """Answers 200 if Redis and every part work, else 503 with the reasons. Anonymous callers see no names."""
-        trouble, is_full, unserved = await self._seen.get()
+        (trouble, is_full, unserved), _ = await asyncio.gather(self._seen.get(), self._hear_of_ledger())
         visible = visible_to(request)
         state: dict[str, Any] = {"redis": trouble or ("full" if is_full else "ok")}
-        problems, waits = [trouble] if trouble else [], list[str]()
+        problems, waits, health = [trouble] if trouble else [], list[str](), None
         if self._worker is not None:
             health = self._worker.health()
             services, waits = health.services, [*health.warnings]
@@ -70,11 +80,33 @@ class HealthRoutes:
                 "queues_waiting": health.queues_waiting,
             }
         problems = list(dict.fromkeys([*problems, *(["draining"] if self._draining else [])]))
-        warnings = [*is_full, *unacknowledged(self._store), *unserved.warnings(visible), *waits]
+        behind = self._ledger_warnings(health, anonymous=visible is not None)
+        warnings = [*is_full, *unacknowledged(self._store), *unserved.warnings(visible), *waits, *behind]
         state = {"ready": not problems, **state, "warnings": warnings, "problems": problems}
         if problems:
             return problem(HTTP_PROBLEMS[503], "; ".join(problems), **state)
         return answer(state)
+
+    async def _hear_of_ledger(self) -> None:
+        """A pod without a worker may not have asked the ledger for long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._answer_seconds):
+                await self._asked.get()
+
+    async def _ask_ledger(self) -> bool:
+        if self._ledger is not None:
+            with suppress(LedgerUnavailable):
+                await self._ledger.ping()
+        return True
+
+    def _ledger_warnings(self, health: PodHealth | None, *, anonymous: bool) -> Iterator[str]:
+        """What is wrong with the ledger. The reason may contain the name of a host."""
+        trouble = None if self._ledger is None else self._ledger.trouble
+        if trouble is not None:
+            yield trouble.partition(":")[0] if anonymous else trouble
+        known = None if health is None else health.ledger
+        if known is not None and known.lag_seconds > BEHIND_SECONDS:
+            yield f"the ledger is {known.lag_seconds:.0f} s behind; {known.waiting} changes wait for this pod"
 
     async def _refresh(self) -> tuple[str, Sequence[str], Unserved]:
         """Read from Redis what is wrong with it, a sentence if it is full, and what no pod takes. Whatever it answers,

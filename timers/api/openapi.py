@@ -34,6 +34,7 @@ _WITH_RIGHT: Final = (
     "redis-rights",
     "newer-format",
     "redis-unavailable",
+    "ledger-unavailable",
     "busy",
 )
 _WITH_ADDRESS: Final = ("no-such-address",)

@@ -88,7 +88,9 @@ async def _metrics(client: TimerClient, metrics: Metrics, worker: Worker | None,
     refuse_query(request)
     health = None if worker is None else worker.health()
     losses, dropped = len(client.losses), client.events_dropped
-    text = metrics.render(await _db_figures(client), health, losses=losses, dropped=dropped)
+    figures = await _db_figures(client)
+    up = None if client.ledger is None else client.ledger.trouble is None
+    text = metrics.render(figures, health, losses=losses, dropped=dropped, ledger_up=up)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 

@@ -139,7 +139,8 @@ def _timer(description: str) -> tuple[Answer, ...]:
 def _armed(kept: str) -> tuple[Answer, ...]:
     located = ("ETag", "Location")
     made = Answer(201, "The new timer.", answers.TimerAnswer, located)
-    return made, Answer(200, kept, answers.TimerAnswer, located)
+    later = Answer(202, "The new timer; only the ledger has it until Redis is back.", answers.TimerAnswer, located)
+    return made, Answer(200, kept, answers.TimerAnswer, located), later
 
 
 _ARMING: Final = ("no-processor", "running", "edit-locked", "timer-not-found", "too-many-pending")

@@ -86,7 +86,7 @@ _NO_VERSION: Final = -1
 
 
 async def _create(client: TimerClient, request: web.Request) -> web.Response:
-    """Answers 201 with a new timer, or 200 with one that was kept or replaced."""
+    """Answers 201 with a new timer, 200 with one that was kept or replaced, 202 with one that only the ledger has."""
     return await _arm(client, request, parsed(request, NewTimer.parse, await read_json(request)))
 
 
@@ -99,7 +99,14 @@ async def _put(client: TimerClient, request: web.Request) -> web.Response:
 async def _arm(client: TimerClient, request: web.Request, new: NewTimer) -> web.Response:
     require_visible(request, new.prefix)
     armed = await acting(client, request).arm(new, traceparent=traceparent_of(request))
-    return _shown(armed.timer, status=201 if armed.created else 200, located=True)
+    return _shown(armed.timer, status=_status(armed), located=True)
+
+
+def _status(armed: Armed) -> int:
+    """202: the ledger has it, and Redis gets it as soon as it is back."""
+    if not armed.timer.armed:
+        return 202
+    return 201 if armed.how == "created" else 200
 
 
 async def _get(client: TimerClient, request: web.Request) -> web.Response:
@@ -226,7 +233,7 @@ def _result(came: Armed | TimersError) -> dict[str, Any]:
     if isinstance(came, TimersError):
         body = problem_body(came)
         return {"status": body["status"], "problem": body}
-    return {"status": 201 if came.created else 200, "timer": came.timer.to_json()}
+    return {"status": _status(came), "timer": came.timer.to_json()}
 
 
 def _enough_for(request: web.Request) -> Stop:

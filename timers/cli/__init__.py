@@ -50,6 +50,10 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "config": "Show the settings in effect, where each comes from, and the processors found.",
         "keys": "Manage API keys.",
     },
+    "ledger": {
+        "db": "The ledger's database: bring its tables up to date, show their state, fill it again, or leave it.",
+        "rebuild": "Give Redis back what the ledger has and it lacks or has older.",
+    },
     "backup": {
         "export": "Write all timers to stdout, one JSON object per line, with declarations, pauses and keys.",
         "import": "Put the timers of an export into this db.",

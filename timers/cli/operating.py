@@ -15,6 +15,7 @@ from timers.cli.shared import ExactPrefix, Of, OnlyOf, Output, cell, progress, r
 from timers.client import TimerClient
 from timers.client.actions import Replayed, arm_again, preview
 from timers.client.doctor import examine, unreachable
+from timers.client.opening import open_ledger
 from timers.core.durations import DAY_MS, Duration
 from timers.core.limits import Rate
 from timers.embedded import reachable_url
@@ -115,14 +116,17 @@ def doctor(
 async def _examined(*, fix: bool, acknowledge: bool) -> Sequence[Check]:
     """Run the checks. This also works on a db that no other command would open."""
     settings = load_worker_settings()
+    ledger = open_ledger(settings.ledger)
     connections = connect(await reachable_url(settings.redis_url, settings.data_dir))
     try:
         store = Store(connections, shards=settings.shards)
-        return await examine(store, fix=fix, acknowledge=acknowledge, progress=progress)
+        return await examine(store, fix=fix, acknowledge=acknowledge, progress=progress, ledger=ledger)
     except Unavailable as error:
         return [unreachable(error)]
     finally:
         await connections.close()
+        if ledger is not None:
+            await ledger.close()
 
 
 def _show_checks(checks: Sequence[Check]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import typer
 
-from timers.client import TimerClient, client_over, open_redis
+from timers.client import TimerClient, client_of, open_redis
 from timers.core.fields import OWN_PREFIXES, is_own
 from timers.core.model import Status
 from timers.embedded import reachable_url
@@ -31,9 +31,7 @@ def run(act: Callable[[TimerClient, Store], Awaitable[T]], **options: str | None
     async def opened() -> T:
         settings = load_worker_settings(**{name: value for name, value in options.items() if value is not None})
         store = await open_redis(await reachable_url(settings.redis_url, settings.data_dir), settings)
-        async with client_over(
-            store, edit_lock_ms=settings.edit_lock_ms, keeps_cancelled=settings.retention_ms > 0
-        ) as client:
+        async with client_of(store, settings) as client:
             return await act(client, store)
 
     return asyncio.run(opened())

@@ -1,7 +1,7 @@
 """The caller's side: what the HTTP API, the command line and other programs do with timers, directly on Redis."""
 
 from timers.client.blocking import BlockingTimerClient
-from timers.client.client import BATCH_LIMIT, TimerClient, client_over, feed_of, posted
+from timers.client.client import BATCH_LIMIT, TimerClient, client_of, client_over, feed_of, posted
 from timers.client.opening import open_redis, open_store
 from timers.client.planning import Armed, Results
 
@@ -11,6 +11,7 @@ __all__ = [
     "BlockingTimerClient",
     "Results",
     "TimerClient",
+    "client_of",
     "client_over",
     "feed_of",
     "open_redis",

@@ -31,7 +31,7 @@ from timers.store.copying import (
 )
 from timers.store.membership import Declaration
 from timers.store.queries import totals
-from timers.store.restoring import Parts, Restored, put_together, restore, taken_apart
+from timers.store.restoring import RecordParts, Restored, put_together, restore, taken_apart
 from timers.store.store import Store
 
 FORMAT: Final = 1
@@ -57,7 +57,7 @@ _ENTRY: Final = re.compile(r"\d{1,13} [a-z] \d+ \S+ \S+ \S+ \S[^\x00-\x1f]*")
 _KEY_ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
 
 
-class Page(NamedTuple):
+class ExportPage(NamedTuple):
     """Some lines of an export; how many timers have been looked at, and how many written, so far; and the names of
     those of this page that cannot be read."""
 
@@ -72,7 +72,7 @@ async def number_of_timers(store: Store) -> int:
     return sum(n for status, n in (await totals(store)).items() if status is not Status.RETRYING)
 
 
-async def export(store: Store, *, prefix: str | None = None, since_ms: int | None = None) -> AsyncIterator[Page]:
+async def export(store: Store, *, prefix: str | None = None, since_ms: int | None = None) -> AsyncIterator[ExportPage]:
     """The lines of an export: of all timers with their keys, declarations and pauses, or of the prefixes that `prefix`
     stands for, without keys. With `since_ms` only timers that have changed since. Raises Unavailable; then there is no
     footer."""
@@ -88,9 +88,9 @@ async def export(store: Store, *, prefix: str | None = None, since_ms: int | Non
         "since": since_ms and format_time(since_ms),
         "timers": await number_of_timers(store),
     }
-    yield Page([encode(header)])
+    yield ExportPage([encode(header)])
     rest = [*await _kept_lines(store, wanted)]
-    yield Page([encode(line) for line in rest])
+    yield ExportPage([encode(line) for line in rest])
     numbers, seen = Counter(f"{line['type']}s" for line in rest), 0
     async for records in read_records(store, "*" if prefix is None else f"{prefix}:*"):
         lines, unreadable = [], []
@@ -104,9 +104,9 @@ async def export(store: Store, *, prefix: str | None = None, since_ms: int | Non
                 lines.append(line)
         seen += len(records)
         numbers.update(timers=len(lines), unreadable=len(unreadable))
-        yield Page(lines, seen, numbers["timers"], unreadable)
+        yield ExportPage(lines, seen, numbers["timers"], unreadable)
     names = ("keys", "declarations", "pauses", "timers", "unreadable")
-    yield Page([encode({"type": "footer", **{name: numbers[name] for name in names}})], seen, numbers["timers"])
+    yield ExportPage([encode({"type": "footer", **{name: numbers[name] for name in names}})], seen, numbers["timers"])
 
 
 async def _kept_lines(store: Store, wanted: str) -> Iterable[Mapping[str, Any]]:
@@ -146,20 +146,20 @@ def line_of(member: str, raw: bytes, since_ms: int | None = None) -> str | None:
     return encode(line | {"record": base64.b64encode(raw).decode()})
 
 
-def _body(parts: Parts) -> dict[str, Any]:
-    """What follows the head, as JSON. Raises ValueError."""
+def _body(parts: RecordParts) -> dict[str, Any]:
+    """What follows the head, as JSON. Raises ValueError if the same record could not be made of it again."""
     body = {"spec": decode(parts.spec), "history": [entry.decode() for entry in parts.history]}
     return body | {"progress": decode(parts.progress)} if parts.progress else body
 
 
-def _made_of(parts: Parts, body: Mapping[str, Any]) -> Parts:
+def _made_of(parts: RecordParts, body: Mapping[str, Any]) -> RecordParts:
     """These parts with the spec, the progress and the history of a line."""
     progress = encode(body["progress"]).encode() if "progress" in body else b""
     history = tuple(entry.encode() for entry in body["history"])
     return parts._replace(spec=encode(body["spec"]).encode(), progress=progress, history=history)
 
 
-def _changed_ms(parts: Parts) -> int:
+def _changed_ms(parts: RecordParts) -> int:
     at = parts.history[-1].partition(b" ")[0] if parts.history else b""
     return int(at) if at.isdigit() else parts.created_ms
 
@@ -360,7 +360,7 @@ def record_of(line: Mapping[str, Any], moved_ms: int = 0) -> Restored:
     return Restored(prefix, timer_id, put_together(parts))
 
 
-def _parts(line: Mapping[str, Any]) -> Parts:
+def _parts(line: Mapping[str, Any]) -> RecordParts:
     if "record" in line:
         return taken_apart(base64.b64decode(_text(line, "record"), validate=True))
     status, numbers = _LETTERS.get(str(line.get("status"))), [_number(line, name) for name in _NUMBERS]
@@ -372,7 +372,7 @@ def _parts(line: Mapping[str, Any]) -> Parts:
     if len(body["history"]) >= HISTORY_LIMIT or not all(map(_is_entry, body["history"])):
         raise ValueError("history is not one")
     version, attempt, failures, occurrence, token, created_ms, due_ms = numbers
-    head = Parts(status, version, attempt, failures, occurrence, token, created_ms, due_ms, b"", b"", ())
+    head = RecordParts(status, version, attempt, failures, occurrence, token, created_ms, due_ms, b"", b"", ())
     parts = _made_of(head, body)
     if max(parts.created_ms, parts.due_ms) >= codec.LATEST_MS or not (parts.version and parts.occurrence):
         raise ValueError("a number in it is impossible")
@@ -383,7 +383,7 @@ def _is_entry(entry: object) -> bool:
     return isinstance(entry, str) and _ENTRY.fullmatch(entry) is not None
 
 
-def _moved(parts: Parts, by_ms: int) -> Parts:
+def _moved(parts: RecordParts, by_ms: int) -> RecordParts:
     """The same timer, with all that is planned moved."""
     progress = parts.progress
     with suppress(ValueError, AttributeError, TypeError):  # what cannot be read stays

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from timers.client.actions import Act, BulkAction, Counts, Stop, begun, carry_out, purge_calls
 from timers.client.feed import Event, Feed
@@ -19,7 +19,8 @@ from timers.client.fleet import (
     read_retrying,
     read_stats,
 )
-from timers.client.group_commit import GroupCommit
+from timers.client.group_commit import ArmAll, GroupCommit
+from timers.client.opening import open_ledger
 from timers.client.planning import (
     Armed,
     Results,
@@ -32,15 +33,15 @@ from timers.client.planning import (
     refusal,
     tried,
 )
-from timers.core.calls import Action, ChangeFields, Delay, FilterFields, Time, Timers
+from timers.core.calls import Action, ChangeFields, Delay, FilterFields, NewTimerFields, Time, Timers
 from timers.core.fields import check_callers_prefix, check_id, check_prefix, check_traceparent, is_own
 from timers.core.hooks import CALLS
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.embedded import reachable_url
-from timers.errors import InvalidInput, Running
+from timers.errors import InvalidInput, Running, Unavailable
 from timers.logs import get_logger
-from timers.settings import load_worker_settings
+from timers.settings import Settings, load_worker_settings
 from timers.store import outbox, queries
 from timers.store.callers import Quota, Quotas
 from timers.store.codec import encode_act
@@ -52,8 +53,14 @@ from timers.store.membership import Member
 from timers.store.notifications import changes
 from timers.store.store import Arming, Store
 
+if TYPE_CHECKING:
+    from timers.client.ledger_first import LedgerFirst
+    from timers.ledger.database import Database
+
 BATCH_LIMIT: Final = 1000
 """Timers that one batch may arm."""
+
+_NO_LEDGER: Final = InvalidInput.of("durability", "ledger", "fast; this service has no ledger (TIMERS_LEDGER_URL)")
 
 _log = get_logger("timers.client")
 
@@ -70,13 +77,19 @@ class TimerClient(Timers):
 
     _by: str | None = None
     _quota: Quota | None = None
+    _ledger: "LedgerFirst | None" = None
 
-    def __init__(self, url: str | None = None, *, edit_lock_ms: int = 0) -> None:
-        """A client for a Redis URL whose db number is the dedicated one. Without a URL it finds what the command line
-        finds: `TIMERS_REDIS_URL`, else the server of a running `timers dev`. Connects at the first call."""
+    def __init__(
+        self, url: str | None = None, *, edit_lock_ms: int = 0, ledger: str | None = None, durability: str = "ledger"
+    ) -> None:
+        """A client for a Redis URL whose db number is the dedicated one, and the URL of the ledger's database if the
+        service has one; `durability` is that of timers that ask for none. Without a URL it finds what the command line
+        finds: `TIMERS_REDIS_URL` and `TIMERS_LEDGER_URL`, else the server of a running `timers dev`. Connects at the
+        first call."""
         self._connections = None if url is None else connect(url)
         self._store: Store | None = None
         self._edit_lock_ms, self._keeps_cancelled = edit_lock_ms, True
+        self._database, self._durability = open_ledger(ledger), durability
 
     def acting(self, by: str | None, quota: Quota | None = None) -> Self:
         """This client in somebody's name and within their quota: the timers' history and the log name them for each
@@ -87,16 +100,43 @@ class TimerClient(Timers):
         client._by, client._quota = by, quota
         return client
 
-    def _did(self, act: str, timer: Timer) -> Timer:
-        """The timer after a change, which the log tells if it was made in somebody's name."""
+    async def _changing(self, prefix: str, id: str) -> Store:
+        """Before a change of a timer, which needs the ledger if there is one."""
+        check_prefix(prefix)
+        check_id(id)
+        store = await self._open()
+        if self._ledger is not None:
+            await self._ledger.ready((prefix, id))
+        return store
+
+    async def _did(self, act: str, timer: Timer, *, removed: bool = False) -> Timer:
+        """The timer after a change, which the ledger has then too, and which the log tells if it was made in somebody's
+        name."""
+        if self._ledger is not None:
+            await self._ledger.keep(timer, removed=removed)
         if self._by is not None:
             _log.info("a caller changed a timer", act=act, timer=timer.key, by=self._by)
         return timer
 
+    def without_ledger(self) -> Self:
+        """This client for who writes to the ledger himself."""
+        client = copy(self)
+        client._database = client._ledger = None
+        if self._store is not None:
+            client._use(self._store)
+        return client
+
     def _use(self, store: Store) -> Store:
         self._store, self._feed, self._declared = store, Feed(partial(changes, store.connections)), Declared(store)
         self._quotas = Quotas(store, edit_lock_ms=self._edit_lock_ms)
-        self._group_commit = GroupCommit(store, self._quotas, edit_lock_ms=self._edit_lock_ms)
+        arm: ArmAll = self._quotas.arm
+        if self._database is not None:
+            from timers.client.ledger_first import LedgerFirst  # noqa: PLC0415 (what it needs is an extra)
+
+            self._ledger = LedgerFirst(store, self._quotas, self._database, self._durability)
+            arm = self._ledger.arm
+        alone = None if self._ledger else partial(store.arm_one, edit_lock_ms=self._edit_lock_ms)
+        self._group_commit = GroupCommit(store, arm, alone)
         return store
 
     async def __aenter__(self) -> Self:
@@ -112,6 +152,13 @@ class TimerClient(Timers):
         await self.end_events()
         if self._connections is not None:
             await self._connections.close()
+        if self._database is not None:
+            await self._database.close()
+
+    @property
+    def ledger(self) -> "Database | None":
+        """The ledger's database, if there is a ledger."""
+        return self._database
 
     async def end_events(self) -> None:
         """End all listeners of `events` and accept no more."""
@@ -128,10 +175,24 @@ class TimerClient(Timers):
         if traceparent is not None:
             check_traceparent(traceparent)
         store = await self._open()
-        if (refused := await self._declared.refusal(new.prefix)) is not None:
+        try:
+            refused = await self._declared.refusal(new.prefix)
+        except Unavailable:
+            if self._ledger is None:
+                raise
+            refused = None  # the ledger takes it
+        if refused is not None:
             raise refused
         arming = plan(new, store.clock.now_ms(), traceparent, self._by)
+        if arming.durability == "ledger" and self._ledger is None:
+            raise _NO_LEDGER
         return armed(await self._group_commit.arm(arming, self._quota), arming, self._quota)
+
+    def _planned(self, new: NewTimer | NewTimerFields, now_ms: float, traceparent: str | None) -> Arming:
+        arming = plan(new, now_ms, traceparent, self._by)
+        if arming.durability == "ledger" and self._ledger is None:
+            raise _NO_LEDGER
+        return arming
 
     async def batch(self, news: Iterable[Wish], *, traceparent: str | None = None) -> Results:
         """Arm up to 1,000 timers, each given as a NewTimer or by its fields. Returns a result for each, in order; an
@@ -150,18 +211,26 @@ class TimerClient(Timers):
     async def _arm_some(self, traceparent: str | None, news: Sequence[Wish]) -> Results:
         now_ms = (await self._open()).clock.now_ms()
         planned = [
-            new if isinstance(new, Exception) else tried(plan, new, now_ms, traceparent, self._by) for new in news
+            new if isinstance(new, Exception) else tried(self._planned, new, now_ms, traceparent) for new in news
         ]
-        refused = await self._declared.refusals({p.prefix for p in planned if isinstance(p, Arming)})
+        try:
+            refused = await self._declared.refusals({p.prefix for p in planned if isinstance(p, Arming)})
+        except Unavailable:
+            if self._ledger is None:
+                raise
+            refused = {}
         if refused:
             planned = [refused.get(p.prefix, p) if isinstance(p, Arming) else p for p in planned]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
-        answers = iter(await self._quotas.arm(armings, self._quota))
+        answers = iter(await self._group_commit.arm_all(armings, self._quota))
         return [tried(armed, next(answers), p, self._quota) if isinstance(p, Arming) else p for p in planned]
 
     async def get(self, prefix: str, id: str) -> Timer:
         store = await self._open()
         timer = await store.get_one(check_prefix(prefix), check_id(id))
+        if timer is None and self._ledger is not None:
+            await self._ledger.give_back([(prefix, id)])
+            timer = await store.get_one(prefix, id)
         if timer is None:
             raise refusal("missing", prefix, id, None)
         return timer
@@ -173,17 +242,18 @@ class TimerClient(Timers):
         return timer
 
     async def _cancel(self, prefix: str, id: str, version: int | None, *, purge: bool) -> Timer:
-        store = await self._open()
+        store = await self._changing(prefix, id)
         answer = await store.cancel(
-            check_prefix(prefix),
-            check_id(id),
+            prefix,
+            id,
             edit_lock_ms=self._edit_lock_ms,
             version=version,
             purge=purge,
             keep=self._keeps_cancelled,
             cause=encode_act("removed" if purge else "cancelled", self._by),
         )
-        return self._did("purge" if purge else "cancel", accepted(answer, prefix, id, ("cancelled", "purged")))
+        timer, act = accepted(answer, prefix, id, ("cancelled", "purged")), "purge" if purge else "cancel"
+        return await self._did(act, timer, removed=purge or not self._keeps_cancelled)
 
     async def change(
         self,
@@ -202,7 +272,7 @@ class TimerClient(Timers):
         if not change.model_fields_set:
             raise InvalidInput.of("", {}, f"at least one of {', '.join(TimerChange.model_fields)}")
         check_callers_prefix(prefix)
-        store = await self._open()
+        store = await self._changing(prefix, id)
         tries = _CHANGE_TRIES if version is None else 1
         while True:
             current, due_ms = await self.get(prefix, id), own_due_ms(change, store.clock.now_ms())
@@ -218,7 +288,7 @@ class TimerClient(Timers):
             )
             tries -= 1
             if answer.code != "version" or not tries:
-                return self._did("change", accepted(answer, prefix, id, ("changed",)))
+                return await self._did("change", accepted(answer, prefix, id, ("changed",)))
 
     async def reschedule(
         self,
@@ -237,17 +307,17 @@ class TimerClient(Timers):
 
     async def fire(self, prefix: str, id: str) -> Timer:
         """Make a scheduled timer due now, even inside the edit lock. Raises NotFound, Running, NotScheduled."""
-        store = await self._open()
+        store = await self._changing(prefix, id)
         cause = encode_act("fired", self._by)
-        answer = await store.reschedule(check_prefix(prefix), check_id(id), due="+0", cause=cause)
-        return self._did("fire", accepted(answer, prefix, id, ("changed",)))
+        answer = await store.reschedule(prefix, id, due="+0", cause=cause)
+        return await self._did("fire", accepted(answer, prefix, id, ("changed",)))
 
     async def retry(self, prefix: str, id: str) -> Timer:
         """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled."""
-        await self._open()
+        await self._changing(prefix, id)
         cause = encode_act("retried", self._by)
-        answer = await self._quotas.rearm(check_prefix(prefix), check_id(id), self._quota, cause=cause)
-        return self._did("retry", accepted(answer, prefix, id, ("changed",), self._quota))
+        answer = await self._quotas.rearm(prefix, id, self._quota, cause=cause)
+        return await self._did("retry", accepted(answer, prefix, id, ("changed",), self._quota))
 
     async def list(self, *, limit: int = LIST_LIMIT, cursor: str | None = None, **wanted: Unpack[FilterFields]) -> Page:
         """A page of timers: by status (running first), then prefix, then due time or end time. `cursor` is the
@@ -393,9 +463,14 @@ class TimerClient(Timers):
             url = await reachable_url(settings.redis_url, settings.data_dir)
             if self._connections is None:  # no call at the same time was first
                 self._connections, self._edit_lock_ms = connect(url), settings.edit_lock_ms
+                self._database, self._durability = open_ledger(settings.ledger), settings.durability or "ledger"
         store = self._store or self._use(Store(self._connections))
         if not store.identity.armed:
-            await store.identity.refresh()
+            try:
+                await store.identity.refresh()
+            except Unavailable:
+                if self._ledger is None or not store.identity.epoch:  # the ledger takes new timers meanwhile
+                    raise
         return store
 
 
@@ -404,13 +479,31 @@ def _due(delay: Delay | None, due_at: Time | None) -> dict[str, Any]:
     return {name: value for name, value in (("delay", delay), ("due_at", due_at)) if value is not None}
 
 
-def client_over(store: Store, *, edit_lock_ms: int = 0, keeps_cancelled: bool = True) -> TimerClient:
+def client_over(
+    store: Store,
+    *,
+    edit_lock_ms: int = 0,
+    keeps_cancelled: bool = True,
+    ledger: str | None = None,
+    durability: str = "ledger",
+) -> TimerClient:
     """A client over a store that is already open; closing the client closes the store's connections. With a retention
     of 0 it keeps no record of cancelled timers."""
-    client = TimerClient(edit_lock_ms=edit_lock_ms)
+    client = TimerClient(edit_lock_ms=edit_lock_ms, ledger=ledger, durability=durability)
     client._connections, client._keeps_cancelled = store.connections, keeps_cancelled
     client._use(store)
     return client
+
+
+def client_of(store: Store, settings: Settings) -> TimerClient:
+    """As `client_over`, as the settings want it."""
+    return client_over(
+        store,
+        edit_lock_ms=settings.edit_lock_ms,
+        keeps_cancelled=settings.retention_ms > 0,
+        ledger=settings.ledger,
+        durability=settings.durability or "ledger",
+    )
 
 
 async def feed_of(client: TimerClient) -> Feed:

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from timers.client.fleet import NAMES_SHOWN, Fleet, shortened
 from timers.core.fields import OWN_PREFIXES
@@ -18,6 +18,9 @@ from timers.store.proofs import DELIVERY_SECONDS, Refusal, check_server
 from timers.store.scripts import FULL
 from timers.store.store import Queue, Store
 from timers.store.upkeep import STEP, audit, compare, uncounted
+
+if TYPE_CHECKING:
+    from timers.ledger.database import Database
 
 UNREACHABLE: Final[Mapping[str, str]] = {
     "busy": "`redis-cli SCRIPT KILL`; find out whose script it is",
@@ -49,10 +52,11 @@ async def examine(
     acknowledge: bool = False,
     wait_seconds: float = DELIVERY_SECONDS,
     progress: Progress = lambda _label, _number: nullcontext(lambda _done: None),
+    ledger: "Database | None" = None,
 ) -> list[Check]:
     """Run every check, in order. `fix` turns missing notification flags on and repairs indexes and counts; `progress`
     shows how far it is. `acknowledge` ends the warnings of lost data; `wait_seconds` is how long an event may take.
-    Raises Unavailable if the server does not answer at all."""
+    Raises Unavailable if the server does not answer at all. The `ledger` is checked too, if there is one."""
     roster = await _roster(store)
     found = await check_server(
         store,
@@ -63,7 +67,7 @@ async def examine(
     )
     try:
         data = await _data(store, acknowledge=acknowledge)
-        return [*found, data, *await _work(store, roster, fix=fix, progress=progress)]
+        return [*found, data, *await _work(store, roster, fix=fix, progress=progress), *await _ledger(store, ledger)]
     except (ConfigurationError, Unavailable, Refusal) as error:
         repair = "see the findings above; if the db belongs to another service, correct TIMERS_REDIS_URL"
         return [
@@ -91,6 +95,14 @@ def unacknowledged(store: Store) -> list[str]:
 async def full(store: Store) -> list[str]:
     """A sentence if the server has reached its memory limit. Raises Unavailable."""
     return [FULL] if await is_full(store.connections.commands) else []
+
+
+async def _ledger(store: Store, ledger: "Database | None") -> list[Check]:
+    if ledger is None:
+        return []
+    from timers.client.ledger_check import check_ledger  # noqa: PLC0415 (what it needs is an extra)
+
+    return [await check_ledger(store, ledger)]
 
 
 async def _roster(store: Store) -> Roster:

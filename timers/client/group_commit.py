@@ -6,11 +6,11 @@ call this group commit (D. DeWitt et al., "Implementation Techniques for Main Me
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from timers.errors import Unavailable
-from timers.store.callers import Quota, Quotas
+from timers.store.callers import Quota
 from timers.store.store import ARM_LIMIT, Arming, Reply, Store
 
 T = TypeVar("T")
@@ -18,31 +18,36 @@ R = TypeVar("R")
 
 _Waiting = tuple[Arming, asyncio.Future[Reply]]
 
-_Group = int | Quota
-"""What is armed together: the timers of a shard, or those that count against a quota."""
+ArmAll = Callable[[Sequence[Arming], Quota | None], Awaitable[list[Reply]]]
+
+_Group = tuple[int, str] | Quota
+"""What is armed together: the timers of a shard that ask for the same durability, so that those that wait only for
+Redis wait for nothing else; or those that count against a quota."""
 
 
 class GroupCommit:
     """The arms of one client."""
 
-    def __init__(self, store: Store, quotas: Quotas, *, edit_lock_ms: int) -> None:
-        self._store, self._quotas, self._edit_lock_ms = store, quotas, edit_lock_ms
+    def __init__(self, store: Store, arm_all: ArmAll, alone: Callable[[Arming], Awaitable[Reply]] | None) -> None:
+        """`arm_all` arms several timers; `alone` one that nothing holds up, if there is a shorter way for it."""
+        self._store, self.arm_all, self._alone = store, arm_all, alone
         self._waiting: defaultdict[_Group, list[_Waiting]] = defaultdict(list)
         self._busy: dict[_Group, asyncio.Task[None] | None] = {}
 
     async def arm(self, arming: Arming, quota: Quota | None = None) -> Reply:
         """As `Store.arm` or `Quotas.arm`, for one timer. A caller that is cancelled before its timer was sent arms
         nothing."""
-        group = self._store.shard_of(arming.prefix, arming.id) if quota is None else quota
+        shard = self._store.shard_of(arming.prefix, arming.id)
+        group = (shard, arming.durability) if quota is None else quota
         if group in self._busy:
             answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
             self._waiting[group].append((arming, answer))
             return await answer
         self._busy[group] = None
         try:
-            if quota is not None:
-                return (await self._quotas.arm([arming], quota))[0]
-            return await self._store.arm_one(arming, edit_lock_ms=self._edit_lock_ms)
+            if quota is not None or self._alone is None:
+                return (await self.arm_all([arming], quota))[0]
+            return await self._alone(arming)
         finally:
             if group in self._waiting:
                 self._busy[group] = asyncio.create_task(self._work(group))
@@ -87,7 +92,7 @@ class GroupCommit:
     async def _arm(self, some: list[_Waiting], group: _Group) -> None:
         armings = [arming for arming, _ in some]
         try:
-            answers = await self._quotas.arm(armings, group if isinstance(group, Quota) else None)
+            answers = await self.arm_all(armings, group if isinstance(group, Quota) else None)
         except Exception as error:  # noqa: BLE001 (each caller gets it)
             for _, waiting in some:
                 if not waiting.done():

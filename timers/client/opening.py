@@ -1,11 +1,16 @@
 """Owns opening the store of a db that a pod or a command is to use."""
 
+from typing import TYPE_CHECKING
+
 from timers.errors import ConfigurationError, FieldError
 from timers.setting_values import redacted
 from timers.settings import Settings
 from timers.store.connect import Connections, connect
 from timers.store.identity import READS
 from timers.store.store import Store
+
+if TYPE_CHECKING:
+    from timers.ledger.database import Database
 
 
 async def open_store(connections: Connections, *, shards: int | None = None) -> Store:
@@ -34,3 +39,12 @@ async def open_redis(url: str, settings: Settings, *, joins: bool = False) -> St
             raise
         raise ConfigurationError(f"TIMERS_REDIS_URL: {redacted(url)} cannot be used: {error}") from error
     return store
+
+
+def open_ledger(url: str | None) -> "Database | None":
+    """The ledger's database, if there is a ledger. Connects at the first call."""
+    if url is None:
+        return None
+    from timers.ledger.database import Database  # noqa: PLC0415 (what it needs is an extra)
+
+    return Database(url)

@@ -1,9 +1,6 @@
 """Owns what becomes of a caller's request: what the store arms and when that is due, and what the store's reply means:
 the timer that is there now, or the error that says why not. Pure: it never reads a clock."""
 
-import os
-import string
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, NamedTuple, ParamSpec, TypeVar
@@ -27,27 +24,13 @@ from timers.errors import (
     TooManyPending,
     VersionMismatch,
 )
+from timers.ids import new_id
 from timers.store.callers import Quota
 from timers.store.codec import encode_act
 from timers.store.store import Arming, Reply
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_DIGITS: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
-_PAIRS: Final = [first + second for first in _DIGITS for second in _DIGITS]
-"""The numbers below 62² in base 62. The digits are in the order of their bytes, so that texts sort as their numbers."""
-
-
-def new_id() -> str:
-    """22 characters: the Unix ms, then 80 random bits, as in a ULID, but in base 62. So ids sort by creation time, and
-    take 14 bytes less than a UUID in each key and index."""
-    value = (time.time_ns() // 1_000_000 << 80) | int.from_bytes(os.urandom(10), "big")
-    pairs: list[str] = []
-    for _ in range(11):
-        value, pair = divmod(value, len(_PAIRS))
-        pairs.append(_PAIRS[pair])
-    return "".join(reversed(pairs))
 
 
 def plan(
@@ -64,7 +47,8 @@ def plan(
         _require_before_end(new.repeat, due_ms)
         due, progress = f"@{due_ms}", start(due_ms)
     spec = new.spec() if traceparent is None else {**new.spec(), "traceparent": traceparent}
-    return Arming(new.prefix, new.id or new_id(), due, spec, progress, new.if_exists, encode_act("replaced", by))
+    cause, durability = encode_act("replaced", by), new.durability or ""
+    return Arming(new.prefix, new.id or new_id(), due, spec, progress, new.if_exists, cause, 0, durability)
 
 
 def _first_due_ms(new: NewTimer, now_ms: float) -> int:

@@ -67,6 +67,7 @@ class _Fields(TypedDict, total=False):
     tags: Texts
     metadata: Mapping[str, str]
     if_exists: IfExists
+    durability: Literal["fast", "ledger"] | None
     traceparent: str | None
 
 

@@ -12,7 +12,7 @@ from timers.core.calls import Delay
 from timers.core.cron import next_after
 from timers.core.durations import Duration, format_time, parse_ms, parse_time, within_reach
 from timers.core.fields import encode
-from timers.core.model import IMPORTED, Cause, HistoryEntry, Progress, Status, Timer
+from timers.core.model import IMPORTED, RESTORED, Cause, HistoryEntry, Progress, Status, Timer
 from timers.core.outcome import UNSET, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
 from timers.core.policies import Repeat, RetryPolicy, allowed_ms
 
@@ -100,7 +100,7 @@ def _is_rescued(timer: Timer) -> bool:
 
 def life(timer: Timer) -> Iterator[HistoryEntry]:
     """The history, newest first, without where it came from another db: that makes no timer punctual."""
-    return (entry for entry in timer.history if entry.cause != IMPORTED)
+    return (entry for entry in timer.history if entry.cause not in (IMPORTED, RESTORED))
 
 
 def exhausted(timer: Timer, policy: RetryPolicy) -> bool:

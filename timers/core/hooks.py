@@ -34,6 +34,7 @@ _BY_CAUSE: Final = MappingProxyType(
         "handed-back": "",
         "bare-due": "",
         "imported": "",
+        "restored": "",
     }
 )
 _BY_STATUS: Final = MappingProxyType({Status.SCHEDULED: "armed", Status.RUNNING: "started"})

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from timers.core.answers import HistoryAnswer, LeaseAnswer, TimerAnswer
 from timers.core.durations import format_time, parse_ms, to_datetime
@@ -20,6 +20,7 @@ ACTS: Final = frozenset(("replaced", "changed", "rescheduled", "fired", "cancell
 """What callers do. The details of such a change are the name of the caller's API key."""
 
 IMPORTED: Final = "imported"
+RESTORED: Final = "restored"
 """The cause of the entry with which a timer came from another db. It tells nothing of the timer's life."""
 
 ENGLISH: Final[Mapping[str, str]] = MappingProxyType(
@@ -35,6 +36,7 @@ ENGLISH: Final[Mapping[str, str]] = MappingProxyType(
         "retried": "retried on request",
         "replayed": "replayed",
         IMPORTED: "imported from {}",
+        RESTORED: "restored from the ledger after a loss",
         "event": "event",
         "late-look": "late look",
         "sweep": "sweep",
@@ -191,7 +193,8 @@ class Timer(NamedTuple):
     datetimes (`due_at` …); those are epoch milliseconds by the Redis server's clock too (`due_ms` …).
 
     `history` is newest first. `spec` is what the caller asked for, with the JSON's names and only what differs from the
-    defaults. (A tuple, because a frozen dataclass of so many fields takes four times as long to make.)
+    defaults. `armed` is false in the answer to a create that only the ledger has yet, and `durability` says there which
+    one was reached. (A tuple, because a frozen dataclass of so many fields takes four times as long to make.)
     """
 
     prefix: str
@@ -209,6 +212,8 @@ class Timer(NamedTuple):
     progress: Progress = NO_PROGRESS
     lease: Lease | None = None
     history: Sequence[HistoryEntry] = ()
+    armed: bool = True
+    durability: Literal["", "fast", "ledger"] = ""
 
     @property
     def payload(self) -> Json:
@@ -335,4 +340,6 @@ class Timer(NamedTuple):
         }
         if "traceparent" in spec:
             shown["traceparent"] = spec["traceparent"]
+        if self.durability:
+            shown |= {"durability": self.durability, **({} if self.armed else {"armed": False})}
         return shown

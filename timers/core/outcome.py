@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from timers.core.calls import Delay
 from timers.core.durations import Duration, parse_ms, parse_time
+from timers.core.fields import decode, encode
 from timers.core.spec import encode_payload
 from timers.errors import InvalidInput
 
@@ -95,6 +96,32 @@ class Fail(Exception):
 
     def __init__(self, reason: str = "the processor gave up") -> None:
         super().__init__(reason)
+
+
+class AlreadyDone(BaseException):
+    """Raised by `timers.ledger.once` in a run whose occurrence was done by an earlier run: this one ends as that did.
+    No Exception, so that it passes a processor's `except Exception`."""
+
+    def __init__(self, outcome: Done | Rearm) -> None:
+        super().__init__("an earlier run has done this occurrence")
+        self.outcome = outcome
+
+
+def encode_outcome(outcome: Done | Rearm) -> str:
+    """The outcome as text that `decode_outcome` reads. A result that cannot be kept is left out."""
+    if isinstance(outcome, Rearm):
+        if outcome.after is not None:
+            fields: dict[str, Any] = {"after": str(Duration.parse(outcome.after))}
+        else:
+            fields = {"at": parse_time(outcome.at)}
+        return encode({"rearm": fields if outcome.payload is UNSET else {**fields, "payload": outcome.payload}})
+    return encode({"done": {"note": outcome.note, "result": kept_result(outcome.result)[0]}})
+
+
+def decode_outcome(text: str) -> Done | Rearm:
+    """The outcome of a text."""
+    fields = decode(text)
+    return Rearm(**fields["rearm"]) if "rearm" in fields else Done(**fields["done"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class ServicePages:
         self._parts, self._client, self._views_seconds = parts, parts.client, views_seconds
         self._prefixes = CachedRead(lambda: _worst_first(parts.store), views_seconds)
         self._looks = lru_cache(LOOKS)(lambda prefix: CachedRead(lambda: self._look(prefix), LOOK_SECONDS))
-        self._checks = CachedRead(lambda: examine(parts.store), CHECKS_SECONDS)
+        self._checks = CachedRead(lambda: examine(parts.store, ledger=parts.client.ledger), CHECKS_SECONDS)
 
     @page_at("GET prefixes", "read")
     async def prefixes(self, request: web.Request) -> web.Response:

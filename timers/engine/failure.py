@@ -48,6 +48,12 @@ def failure(error: BaseException) -> Failed:
     return Failed(name, text_of(error), detail, where=where(error))
 
 
+def conflicts(error: BaseException) -> bool:
+    """Whether it is a serialization failure of an SQL database (40001), raised by SQLAlchemy or a driver: nothing was
+    done, and nothing is wrong."""
+    return any(getattr(each, "sqlstate", None) == "40001" for each in (error, getattr(error, "orig", None)))
+
+
 def where(error: BaseException) -> str:
     """The innermost line of the processor's own code that an exception went through, as `file:line in function`; in an
     installed package, the line in the processor. Empty where it went through none."""

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from timers.core.fields import is_own
 from timers.core.hooks import Hook
@@ -19,6 +19,9 @@ from timers.store.permits import Permits
 from timers.store.queries import FAILING_MS
 from timers.store.starts import bucket_of
 from timers.store.store import Store
+
+if TYPE_CHECKING:  # the packages that it needs are an extra
+    from timers.ledger.database import Database
 
 NOTICE_SHARE: Final = 20
 """Pods take leases shorter by this part of `lease_ms`, in which another pod notices the end of one and starts the
@@ -35,6 +38,7 @@ Counted = Literal[
     "claimed",
     "bare_keys",
     "unposted",
+    "inbox",
     "subscriptions",
     "subscription_gap_seconds",
 ]
@@ -82,6 +86,7 @@ class WorkerOptions:
     hooks: tuple[Hook, ...] = ()
     public_url: str | None = None
     spans: Spans | None = None
+    ledger: "Database | None" = None
 
     unhandled_after_ms: int = 60_000
     audit_every_seconds: float = 600.0

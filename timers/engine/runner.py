@@ -19,8 +19,20 @@ from timers.core.clock import Later
 from timers.core.decide import Transition, decide, exhausted, missed
 from timers.core.durations import to_datetime
 from timers.core.limits import Limits
-from timers.core.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze, kept_result
-from timers.engine.failure import failure, plain, text_of, where
+from timers.core.outcome import (
+    AlreadyDone,
+    Done,
+    Exhausted,
+    Fail,
+    Failed,
+    HandBack,
+    Outcome,
+    Rearm,
+    Retry,
+    Snooze,
+    kept_result,
+)
+from timers.engine.failure import conflicts, failure, plain, text_of, where
 from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs, StopReason
 from timers.engine.spans import end_span
@@ -41,6 +53,11 @@ STARTS_PER_TURN: Final = 20
 LEASE_LEFT: Final = 0.25
 """Share of its lease that a run has left at least when it starts. A pod short of CPU time may start runs long after it
 claimed them; without extending their leases first, it would still execute them when another pod takes them over."""
+
+CONFLICT_SECONDS: Final = 0.1
+"""After how long a run is tried again whose SQL transaction was undone because of another's."""
+
+_CONFLICT: Final = "its SQL transaction conflicted with another and was undone"
 
 _DONE: Final = Done()
 _KINDS: Final = {kind: kind.__name__.lower() for kind in get_args(Outcome)}
@@ -224,10 +241,12 @@ class Runner:
     def _raised(self, run: Run, error: BaseException) -> Outcome:
         """What an exception of the processor asks for. Its class may be the processor's own."""
         try:
+            if isinstance(error, AlreadyDone):
+                return _as_outcome(run, error.outcome)
             if isinstance(error, Fail):
                 return Failed("Fail", text_of(error), final=True, where=where(error))
             if not isinstance(error, Retry):
-                return failure(error)
+                return Snooze(_CONFLICT, CONFLICT_SECONDS) if conflicts(error) else failure(error)
             reason = text_of(error)
             if error.hold_off_ms is not None:
                 self._hold_off(run.timer.prefix, error.hold_off_ms, reason)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
-from timers.errors import ConfigurationError, Full, Unavailable
+from timers.errors import ConfigurationError, Full, LedgerUnavailable, Unavailable
 from timers.logs import get_logger
 from timers.processor import Lifespan, Processor
 from timers.store.cooperative import set_within
@@ -131,6 +131,9 @@ def _report_failure(name: str, error: Exception) -> str:
     if isinstance(error, Unavailable):
         _log.warning("service waits for Redis", service=name, reason=str(error))
         return f"{'waiting' if isinstance(error, Full) else 'restarting'}: {error}"
+    if isinstance(error, LedgerUnavailable):
+        _log.warning("service waits for the ledger", service=name, reason=str(error))
+        return f"waiting: {error}"
     _log.error("service failed and is restarted", service=name, exc_info=error)
     return f"restarting: {type(error).__name__}: {error}"
 

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from timers.bare.keys import BareKeys
 from timers.bare.watch import BareWatch
+from timers.client import TimerClient, client_over
 from timers.core.calls import Timers
 from timers.engine.canary import Canary
 from timers.engine.claimer import Claimer
@@ -20,13 +21,17 @@ from timers.engine.peers import Peers
 from timers.engine.pod import Observer, Pod, WorkerOptions
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
-from timers.engine.supervisor import Lifespans, Supervisor, ThreadSupervisor, repeat
+from timers.engine.supervisor import Lifespans, Services, Supervisor, ThreadSupervisor, repeat
 from timers.engine.sweeper import Sweeper
 from timers.errors import ConfigurationError
 from timers.logs import get_logger
 from timers.processor import Registry
 from timers.store.membership import LIMITS, Member, Membership
 from timers.store.store import Store
+
+if TYPE_CHECKING:
+    from timers.engine.following import Following
+    from timers.engine.inbox import Inbox
 
 LONG_WAIT_SECONDS: Final = 1.0
 """A queue that waits this long for a claim is told of: the pod has no room, or too much to claim."""
@@ -38,11 +43,21 @@ _log = get_logger("timers.worker")
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerHealth:
+    """What a pod knows of the ledger: how many changes it has yet to copy and how old the oldest may be, and how many
+    rows of the inbox were refused (None: not counted yet)."""
+
+    waiting: int
+    lag_seconds: float
+    refused: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class PodHealth:
     """The state of a pod. `lag_seconds` is how long the newest canary's event took. `abandoned` counts plain functions
     that keep running in their threads after their runs ended. `problems` says why the pod is not ready.
     `queues_waiting` queues with due timers wait for a claim of this pod, the first for `claim_wait_seconds`. `newer`
-    timers that it met lately have a record format that it cannot read."""
+    timers that it met lately have a record format that it cannot read. `ledger` is None without a ledger."""
 
     ready: bool
     notifications: str
@@ -54,6 +69,7 @@ class PodHealth:
     queues_waiting: int = 0
     claim_wait_seconds: float = 0.0
     newer: int = 0
+    ledger: LedgerHealth | None = None
 
     @property
     def warnings(self) -> list[str]:
@@ -100,6 +116,8 @@ class Worker:
             hooks=self._hooks,
             bare=bare if options.adopt_every_ms is not None else None,
         )
+        self.following: Following | None = None
+        self._inbox: Inbox | None = None
         upkeep = Maintenance(pod, self.peers, self._sweeper.leaves_work)
         unserved_seconds = min(UNSERVED_SECONDS, options.unhandled_after_ms / 2000)
         # What finds and claims timers is stopped first.
@@ -115,6 +133,7 @@ class Worker:
                 "janitor": upkeep.prune_all,
                 "unserved": partial(repeat, upkeep.abandon_all, unserved_seconds),
                 "auditor": upkeep.audit_all,
+                **self._ledger_services(timers),
             }
         )
         # What runs until the last end is written.
@@ -146,6 +165,18 @@ class Worker:
             raise_after_seconds=options.raise_after_seconds,
             disagreed=disagreed,
         )
+
+    def _ledger_services(self, timers: Timers) -> Services:
+        """What this pod does for the ledger, if there is one."""
+        if (database := self._options.ledger) is None:
+            return {}
+        from timers.engine.following import Following  # noqa: PLC0415 (the packages that it needs are an extra)
+        from timers.engine.inbox import Inbox  # noqa: PLC0415
+
+        client = timers.without_ledger() if isinstance(timers, TimerClient) else client_over(self._pod.store)
+        self.following = Following(self._pod, self.peers, database)
+        self._inbox = Inbox(self._pod, database, client)
+        return {"ledger": self.following.run, **self._inbox.services}
 
     def _build_bare(self) -> BareWatch:
         peers, pod = self.peers, self._pod
@@ -237,7 +268,13 @@ class Worker:
             queues_waiting=waiting,
             claim_wait_seconds=wait_seconds,
             newer=len(self._pod.store.refusals.newer),
+            ledger=self._ledger_health(),
         )
+
+    def _ledger_health(self) -> LedgerHealth | None:
+        if self.following is None or self._inbox is None:
+            return None
+        return LedgerHealth(self.following.waiting, self.following.lag_seconds, self._inbox.refused)
 
     def _ends_written(self, runs: Sequence[Run]) -> None:
         """There is room again, on this pod and in queues with a concurrency limit, whatever their shard. A claim of a

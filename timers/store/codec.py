@@ -43,6 +43,10 @@ HEAD: Final = struct.Struct(">2scIIIIQQQ")
 _TWO: Final = b"2 "
 """Of format 2: `2 `, the status's letter, version, attempt, failures, occurrence, token, creation and due time."""
 
+JUMP: Final = 1000
+"""By how much the version of a timer rises that is restored from the ledger: more than the changes of one timer that a
+loss can have taken from the ledger too. As in lua/common.lua."""
+
 LATEST_MS: Final = 10**13
 """The year 2286: no time has more digits. As in lua/common.lua."""
 
@@ -239,7 +243,7 @@ class StoredHistory(Sequence[HistoryEntry]):
 
     def latest(self, entries: int) -> bytes:
         """The text with room for one more entry; the record then stands for so many changes."""
-        if entries < HISTORY_LIMIT:
+        if entries < HISTORY_LIMIT or (entries > JUMP and len(self) < HISTORY_LIMIT):
             return self._text
         dropped = self._text.find(b"\n", 1)
         return self._text[dropped:] if dropped > 0 else b""
@@ -270,8 +274,9 @@ class StoredHistory(Sequence[HistoryEntry]):
 
     def _first(self) -> HistoryEntry:
         """The creation, or the marker for older entries that were dropped."""
-        if self._version > HISTORY_LIMIT:
-            dropped = self._version - len(self) + 1
+        jumps = self._text.count(b" restored") * JUMP if self._version > JUMP else 0
+        if self._version - jumps > HISTORY_LIMIT:
+            dropped = self._version - jumps - len(self) + 1
             return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, "dropped", str(dropped))
         return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, "created")
 

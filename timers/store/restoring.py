@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from timers.core.model import IMPORTED
+from timers.core.model import IMPORTED, RESTORED
 from timers.store import codec
 from timers.store.codec import HEAD
 from timers.store.store import Store
@@ -25,7 +25,7 @@ class Restored(NamedTuple):
     record: bytes
 
 
-class Parts(NamedTuple):
+class RecordParts(NamedTuple):
     """A record in its parts; `history` has the lines, oldest first. PROTOCOL.md describes the fields."""
 
     status: str
@@ -47,6 +47,7 @@ async def restore(
     *,
     if_exists: str = "newer",
     cause: str = "",
+    jump: int = 0,
     dry_run: bool = False,
 ) -> list[str]:
     """Make Redis hold each of these records, in any shards, in one round trip. Codes in order:
@@ -60,16 +61,16 @@ async def restore(
     - `rights`: the Redis user may not touch the timer's trigger.
 
     With a `cause` (and details after a space) each record that was put there gets a history entry, and so a version
-    more. With `replace` an older record gets the creation, and a version and token above those, of the newer one it
-    replaces. Hooks hear nothing of it. A `dry_run` changes nothing. Raises Unavailable: repeat the call, some records
-    may be there."""
+    more; and `jump` versions more, so that none that was lost with the db comes again. With `replace` an older record
+    gets the creation, and a version and token above those, of the newer one it replaces. Hooks hear nothing of it. A
+    `dry_run` changes nothing. Raises Unavailable: repeat the call, some records may be there."""
     if dry_run and not store.identity.epoch:
         return ["restored"] * len(records)
     answers = await store.run_lines(
         "restore",
         [(prefix, timer_id) for prefix, timer_id, _ in records],
         [f"{prefix} {timer_id} {_since(raw)}\n".encode() + raw for prefix, timer_id, raw in records],
-        head=lambda _places: (if_exists, cause, "look" if dry_run else ""),
+        head=lambda _places: (if_exists, cause, "look" if dry_run else "", jump),
         most=RESTORE_LIMIT,
     )
     codes = []
@@ -95,16 +96,16 @@ def _since(raw: bytes) -> int | str:
     return "-"
 
 
-def ended_ms(parts: Parts) -> int:
+def ended_ms(parts: RecordParts) -> int:
     """When a finished timer ended, which an import does not change."""
     for entry in reversed(parts.history):
         at, *_, said = entry.split(b" ", 6)
-        if said.partition(b" ")[0] != IMPORTED.encode() and at.isdigit():
+        if said.partition(b" ")[0].decode() not in (IMPORTED, RESTORED) and at.isdigit():
             return min(int(at), codec.LATEST_MS - 1)
     return parts.created_ms
 
 
-def taken_apart(raw: bytes) -> Parts:
+def taken_apart(raw: bytes) -> RecordParts:
     """The parts of a record of any format that this version reads. Does not look into its JSON. Raises ValueError."""
     if raw.startswith(b"2 ") and len(raw) >= HEAD.size:
         _, letter, version, attempt, failures, occurrence, token, created_ms, due_ms = HEAD.unpack_from(raw)
@@ -118,12 +119,12 @@ def taken_apart(raw: bytes) -> Parts:
     spec, progress, *history = body.split(b"\n")
     if status not in codec.STATUSES or max(created_ms, due_ms) >= codec.LATEST_MS:
         raise ValueError("not a record")
-    return Parts(
+    return RecordParts(
         status, version, attempt, failures, occurrence, token, created_ms, due_ms, spec, progress, tuple(history)
     )
 
 
-def put_together(parts: Parts) -> bytes:
+def put_together(parts: RecordParts) -> bytes:
     """The record of these parts. Raises ValueError for a number that it cannot hold."""
     status, version, attempt, failures, occurrence, token, created_ms, due_ms, spec, progress, history = parts
     try:

@@ -39,8 +39,8 @@ _DENIED: Final = re.compile(r"RIGHTS (\S+ \S+)|(?:ERR )?The user executing the s
 """How a script says what the user may not do, and how servers say it of a script's command."""
 
 
-_ASKED_FOR_NO_RIGHT: Final = {"PUBLISH", "RENAME", "TIME"}
-"""Commands without which a script changes the same: to tell others, to move a foreign value, and a keyless one."""
+_ASKED_FOR_NO_RIGHT: Final = {"INFO", "PUBLISH", "RENAME", "TIME"}
+"""Commands without which a script changes the same: to tell others, to move a foreign value, and two without a key."""
 
 _COMMENT: Final = re.compile(r"--[^\n]*")
 _WORD: Final = re.compile(r"\w+")

@@ -34,7 +34,8 @@ Queue = tuple[int, str]
 
 
 class Arming(NamedTuple):
-    """One timer to arm. `due` is `@<epoch ms>` or `+<ms from now>`, counted by the server."""
+    """One timer to arm. `due` is `@<epoch ms>` or `+<ms from now>`, counted by the server. `created_ms` is not 0 if
+    the ledger has it already, with that creation; `durability` is empty for that of the client."""
 
     prefix: str
     id: str
@@ -43,6 +44,8 @@ class Arming(NamedTuple):
     progress: Progress = NO_PROGRESS
     if_exists: str = "error"
     cause: str = "replaced"
+    created_ms: int = 0
+    durability: str = ""
 
 
 class Reply(NamedTuple):
@@ -463,4 +466,5 @@ def _read(identity: Identity, now_ms: int, raw: bytes | None, held: bytes, left_
 def _arming(a: Arming) -> str:
     """A line, and the record's body. One argument for each timer, because redis-py spends more on an argument than on
     its length."""
-    return f"{a.prefix} {a.id} {a.if_exists} {a.due} {a.cause}\n{encode(a.spec)}\n{codec.encode_progress(a.progress)}"
+    due = f"{a.due}/{a.created_ms}" if a.created_ms else a.due
+    return f"{a.prefix} {a.id} {a.if_exists} {due} {a.cause}\n{encode(a.spec)}\n{codec.encode_progress(a.progress)}"

@@ -6,9 +6,14 @@ if not carries(epoch) then return {now_text, 'foreign'} end
 local answer = {now_text}
 
 local function arm(prefix, id, if_exists, due, said, body)
+  local created
+  due, created = due_of(due)
   local member = member_of(prefix, id)
   local r, raw, newer = read_or_clear(prefix, id)
   if newer then return 'newer', raw end
+  -- A row of the ledger's inbox is taken again if its pod dies before it deletes the row; it arms its timer once.
+  local row = said ~= 'replaced' and string.match(said, '^replaced inbox (%S+)$')
+  if row and call('HGET', root .. 'inbox', row) then return raw and 'kept' or 'done', raw or '' end
   if r and if_exists == 'keep' then return 'kept', raw end
   if r and if_exists == 'error' then return 'exists', raw end
   if r and r.status == 'r' then return 'running', raw end
@@ -21,15 +26,17 @@ local function arm(prefix, id, if_exists, due, said, body)
   if room and not (r and r.status == 's') then room = room - 1 end
   if r then leave(prefix, id, r) end
   enqueue(prefix, id, due)
-  local life = new_life(prefix, r, format, due, body, said)
+  if row then call('HSET', root .. 'inbox', row, now_text) end
+  local life = new_life(prefix, r, format, due, body, said, created)
   raw = write(member, life)
   if r then return 'replaced', raw end
+  if created then call('HDEL', root .. 'changed', member) end
   return 'created', string.format('%d %d', due, life.created)
 end
 
 for i = 6, #ARGV do
   local prefix, id, if_exists, due, said, body = string.match(ARGV[i], '^(%S+) (%S+) (%S+) (%S+) ([^\n]*)\n()')
-  local code, raw = arm(prefix, id, if_exists, due_of(due), said, string.sub(ARGV[i], body))
+  local code, raw = arm(prefix, id, if_exists, due, said, string.sub(ARGV[i], body))
   local n = #answer
   answer[n + 1], answer[n + 2] = code, raw
 end

@@ -11,6 +11,7 @@
 local WAKE_HORIZON_MS = 30000    -- a sweeper sleeps at most this long, so anything later is found without a wake-up
 local HISTORY_STORED = 49        -- the 50th entry shown is the creation, or a marker that older ones were dropped
 local TIME_DIGITS, LATEST = 13, 1e13  -- of epoch ms, until the year 2286
+local JUMP = 1000                -- by how much the version of a timer rises that is restored from the ledger; as in codec.py
 local NEWEST_FORMAT = 2          -- of records, that this version reads; as in identity.py
 local ORDINALS = 1024            -- binary fractions of a millisecond: they keep the order of arming within one millisecond
 
@@ -60,9 +61,14 @@ local function publish(channel, message)
   return type(heard) == 'number' and heard or 0
 end
 
--- Epoch ms of a due time given as `@<epoch ms>` or `+<ms from now>`.
+-- Epoch ms of a due time given as `@<epoch ms>` or `+<ms from now>`; and the creation of a timer that the ledger has already, given
+-- as `@<epoch ms>/<creation>`.
 local function due_of(spec)
   local ms = tonumber(string.sub(spec, 2))
+  if not ms then
+    local due, created = string.match(spec, '^@(%d+)/(%d+)$')
+    return tonumber(due), tonumber(created)
+  end
   return string.byte(spec) == 43 and now + ms or ms
 end
 
@@ -162,11 +168,45 @@ local function post(member, r, said, raw)
   if waiting == 0 then publish(ARGV[1], tag .. ' outbox') end
 end
 
+-- What hooks ask for, and whether there is a ledger (the field `@ledger`, which no hook can be).
+local followed = false
+local function ask()
+  local lines = call('HKEYS', root .. 'hooks')
+  for _, line in ipairs(lines) do followed = followed or line == '@ledger' end
+  return lines
+end
+
+-- Note for the ledger what has changed: `<creation> <version>` of the record, and ` gone` if it was removed. Whoever copies it
+-- takes the note away if it is still the same, so there is at most one for each timer.
+local function follow(member, r)
+  if followed then call('HSET', root .. 'changed', member, text(r.created) .. ' ' .. text(r.version) .. (r.gone or '')) end
+end
+
+-- What the server says of itself; empty where nobody may ask.
+local function about_server()
+  local section = 'server'
+  local info = redis.pcall('INFO', section)
+  return type(info) == 'string' and info or ''
+end
+
+-- How far the shard and the ledger have come to agree, in words; nil without a ledger. `whole <ms> <run id>` says when they last
+-- agreed, and with which server. Another one may have an older copy of the data, so there it is `check <ms>`.
+local function stage()
+  local said = call('HGET', root .. 'hooks', '@ledger') or nil
+  local at, server = string.match(said or '', '^whole (%d+) (%w+)$')
+  local info = server and about_server()
+  if not info or info == '' or string.find(info, 'run_id:' .. server, 1, true) then return said, server end
+  return 'check ' .. at, server, tonumber(string.match(info, 'uptime_in_seconds:(%d+)'))
+end
+
 -- Publish every change to those who watch. The first PUBLISH tells whether anybody does; if nobody does, it is the script's last.
 local watched = true
 local function announce(member, r, said, raw)
-  hooks = hooks or call('HKEYS', root .. 'hooks')
-  if #hooks > 0 then post(member, r, said, raw) end
+  hooks = hooks or ask()
+  if #hooks > 0 then
+    follow(member, r)
+    post(member, r, said, raw)
+  end
   if not watched then return end
   local event = table.concat({member, r.status, r.version, r.attempt, text(r.due), now_text, r.processor or '-', said}, '\n')
   watched = publish((string.gsub(ARGV[1], 'wake', 'events', 1)), event) > 0
@@ -203,7 +243,10 @@ local function note(r, said, pod, lateness, processor)
   r.version = r.version + 1
   if r.version > HISTORY_STORED + 1 then
     local body, history = string.match(body_of(r), '^([^\n]*\n[^\n]*)(.*)$')
-    r.body = body .. string.sub(history, string.find(history, '\n', 2, true) or #history + 1)
+    local from = string.find(history, '\n', 2, true) or #history + 1
+    -- A restored timer has a version far above the number of its entries.
+    if r.version > JUMP and select(2, string.gsub(history, '\n', '')) < HISTORY_STORED then from = 1 end
+    r.body = body .. string.sub(history, from)
   end
   r.added = '\n' .. now_text .. ' ' .. r.status .. ' ' .. r.attempt .. ' ' .. (pod or '-') .. ' '
     .. (lateness or '-') .. ' ' .. (processor or '-') .. ' ' .. said
@@ -276,10 +319,13 @@ local function newest_token()
 end
 
 -- Remove a record. A token is nearly always behind the millisecond in which its timer was created; else the newest one is made so.
+-- With a ledger this holds for timers that never ran too, because it tells two lives of a name apart by their creation.
 local function remove(member, r)
   call('HDEL', record_key(member), member)
+  r.gone, hooks = ' gone', hooks or ask()
+  if #hooks > 0 then follow(member, r) end
   local after = (r.created + 1) * 1000
-  if r.token ~= 0 and r.token < after and newest_token() < after then
+  if (r.token ~= 0 or followed) and r.token < after and newest_token() < after then
     call('SET', root .. 'token', text(after))
   end
 end
@@ -307,12 +353,12 @@ end
 -- earlier timer of that name that ran, also if the server's clock was set back. So no idempotency key, which has the creation in
 -- it, ever comes again.
 local birth = nil
-local function new_life(prefix, r, format, due, body, said)
+local function new_life(prefix, r, format, due, body, said, created)
   if not r then
     count('s', prefix, 1)
     birth = birth or math.max(now, math.floor(newest_token() / 1000))
     return {format = format, status = 's', version = 1, token = 0, attempt = 0, failures = 0, occurrence = 1, due = due,
-            created = birth, body = body}
+            created = created or birth, body = body}
   end
   if r.attempt ~= 0 then r.occurrence = r.occurrence + 1 end
   recount(r.status, 's', prefix)

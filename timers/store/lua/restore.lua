@@ -3,6 +3,7 @@
 -- call again changes nothing. With `look` it only says what it would do.
 
 local epoch, format, if_exists, cause, looks = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6] == 'look'
+local jump = tonumber(ARGV[7])  -- not 0: out of the ledger
 if not looks and not carries(epoch) then return {now_text, 'foreign'} end
 local answer, newest = {now_text}, 0
 
@@ -31,7 +32,14 @@ end
 local function verdict(there, r, member)
   if if_exists == 'keep' or if_exists ~= 'replace' and not is_newer(r, there) then return 'kept' end
   if if_exists == 'replace' and has_entry(there) then return 'kept' end
-  if there.status == 'r' and lease_of(member) then return 'running' end
+  -- What the ledger has and this lacks was lost, and with it whatever led to this run.
+  if jump == 0 and there.status == 'r' and lease_of(member) then return 'running' end
+end
+
+-- Whether the timer was removed, and the ledger does not know yet.
+local function is_gone(r, member)
+  local created = jump ~= 0 and string.match(call('HGET', root .. 'changed', member) or '', '^(%d+) %d+ gone$')
+  return created and tonumber(created) >= r.created
 end
 
 -- Put a timer into the index of its status. An entry that is there already belongs to a lost record, and is still counted.
@@ -59,7 +67,7 @@ local function restore(prefix, id, since, raw)
   if not r or r.token >= 2 ^ 53 then return 'unreadable' end
   local there, trouble, raw_there = read(member)
   if not there and newer_format(raw_there) then return 'newer' end
-  local code = there and verdict(there, r, member)
+  local code = there and verdict(there, r, member) or not raw_there and is_gone(r, member) and 'kept'
   if code or looks then return code or 'restored' end
   if raw_there and not there then quarantine(prefix, id, trouble, raw_there) end
   local refusal
@@ -81,15 +89,16 @@ local function restore(prefix, id, since, raw)
   end
   index(prefix, id, member, r, since == '-' and now_text or since)
   r.format, newest = format, math.max(newest, r.token)
+  r.version = r.version + jump
   if cause ~= '' then note(r, cause) end
   r.said = 'imported'
   write(member, r)
   return 'restored'
 end
 
-for i = 7, #ARGV do
+for i = 8, #ARGV do
   local prefix, id, since, from = string.match(ARGV[i], '^(%S+) (%S+) (%S+)\n()')
-  answer[i - 5] = restore(prefix, id, since, string.sub(ARGV[i], from))
+  answer[i - 6] = restore(prefix, id, since, string.sub(ARGV[i], from))
 end
 if newest > newest_token() then call('SET', root .. 'token', text(newest)) end
 conclude()

@@ -1,0 +1,203 @@
+"""`timers db`, `timers rebuild`, and pods in front of a database that cannot be used."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+from sqlalchemy import text
+
+from tests import postgres
+from tests.cli.commands import CommandLine, Process
+from tests.cli.test_pods import OURS
+from tests.ledger.copies import in_ledger
+from tests.waiting import eventually
+from timers import TimerClient
+from timers.embedded import EmbeddedServer
+from timers.ledger.database import Database
+
+Start = Callable[..., Process]
+
+AWAY = "postgresql+asyncpg://me:hidden@127.0.0.1:1/shop"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database."""
+    return f"sqlite+aiosqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else postgres.new_database()
+
+
+def execute(url: str, statement: str) -> None:
+    async def run() -> None:
+        database = Database(url)
+        async with database.transaction() as connection:
+            await connection.execute(text(statement))
+        await database.close()
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def filled(timers: CommandLine, url: str) -> CommandLine:
+    """The command with a ledger that has three timers, two of them of Redis."""
+    timers.monkeypatch.setenv("TIMERS_LEDGER_URL", url)
+    assert timers("db", "upgrade").code == 0
+    for name in ("a", "b", "c"):
+        assert timers("create", "test", name, "--in", "24h", "--payload", f'"{name}"').code == 0
+    return timers
+
+
+def test_tables_are_made_and_shown(bare: CommandLine, url: str) -> None:
+    bare.monkeypatch.setenv("TIMERS_LEDGER_URL", url)
+    before = bare("db", "status", "-o", "json")
+    assert before.code == 1
+    assert before.json["found"] is None
+    assert before.json["problem"] == "it has no tables of the ledger yet: run `timers db upgrade`"
+    for _ in range(2):
+        assert bare("db", "upgrade").err == "timers: the ledger's tables are of version 0001\n"
+    after = bare("db", "status", "-o", "json")
+    assert (after.code, after.json["problem"]) == (0, None)
+    assert after.json["found"] == after.json["needed"] == "0001"
+
+
+def test_tables_of_a_later_version_are_left_alone(bare: CommandLine, url: str) -> None:
+    bare.monkeypatch.setenv("TIMERS_LEDGER_URL", url)
+    bare("db", "upgrade")
+    execute(url, "UPDATE timers_schema SET version_num = '9999'")
+    later = "its tables are of a later version (9999, this one knows up to 0001): use that version"
+    status = bare("db", "status", "-o", "json")
+    assert (status.code, status.json["problem"]) == (1, later)
+    assert bare("db", "upgrade").refusal() == f"timers: TIMERS_LEDGER_URL: the database cannot be used; {later}"
+
+
+COMMANDS = (["db", "upgrade"], ["db", "status"], ["db", "refill"], ["rebuild"], ["rebuild", "--dry-run"])
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_without_a_ledger_each_command_says_so(timers: CommandLine, command: list[str]) -> None:
+    assert timers(*command).refusal() == "timers: TIMERS_LEDGER_URL is not set; there is no ledger"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_database_that_is_away_is_one_line_without_its_password(timers: CommandLine, command: list[str]) -> None:
+    timers.monkeypatch.setenv("TIMERS_LEDGER_URL", AWAY)
+    line = timers(*command).refusal()
+    assert line.startswith("timers: the ledger is not available: ")
+    assert "hidden" not in line
+
+
+@pytest.mark.parametrize("package", ["sqlalchemy", "alembic"])
+def test_without_the_extra_it_says_what_to_install(bare: CommandLine, package: str) -> None:
+    bare.monkeypatch.setenv("TIMERS_LEDGER_URL", AWAY)
+    for name in [*sys.modules]:
+        if name.startswith(("timers.ledger", "timers.cli.ledger", "timers.client.copies")):
+            bare.monkeypatch.delitem(sys.modules, name)
+    bare.monkeypatch.setitem(sys.modules, package, None)
+    needed = f"timers: the ledger needs {package}: pip install 'redis-timers[ledger]'"
+    assert bare("db", "status").refusal() == needed
+
+
+def test_the_url_in_the_status_has_no_password(bare: CommandLine, url: str) -> None:
+    if url.startswith("sqlite"):
+        pytest.skip("SQLite has no passwords")
+    bare.monkeypatch.setenv("TIMERS_LEDGER_URL", url.replace("postgres@", "postgres:hidden@"))
+    bare("db", "upgrade")
+    shown = bare("db", "status")
+    assert shown.code == 0
+    assert "hidden" not in shown.out + shown.err
+
+
+@pytest.mark.parametrize("state", ["no tables", "later tables", "away"])
+def test_a_pod_does_not_start_with_a_ledger_that_it_cannot_use(
+    start: Start, server: EmbeddedServer, redis: Redis, tmp_path: Path, state: str
+) -> None:
+    redis.ping()
+    url = AWAY if state == "away" else f"sqlite+aiosqlite:///{tmp_path}/ledger.db"
+    if state == "later tables":
+        asyncio.run(_upgraded(url))
+        execute(url, "UPDATE timers_schema SET version_num = '9999'")
+    settings = {"TIMERS_HTTP_PORT": "0", "TIMERS_START_TIMEOUT": "300ms", "TIMERS_REDIS_URL": server.url}
+    line = start("serve", **settings, TIMERS_LEDGER_URL=url).end().refusal()
+    assert line.startswith("timers: TIMERS_LEDGER_URL: ")
+    said = {"no tables": "run `timers db upgrade`", "later tables": "9999", "away": "the ledger is not available"}
+    assert said[state] in line
+    assert "hidden" not in line
+
+
+async def _upgraded(url: str) -> None:
+    database = Database(url)
+    await database.upgrade()
+    await database.close()
+
+
+def test_a_rebuild_gives_back_what_redis_lacks_and_nothing_twice(filled: CommandLine, redis: Redis, url: str) -> None:
+    execute(url, "INSERT INTO timers_facts (kind, name, value) VALUES ('paused', 'test', '1000')")
+    whole = filled("rebuild", "--dry-run", "-o", "json").json
+    assert whole == [{"shard": 0, "restored": 0, "kept": 3, "running": 0, "refused": 0}]
+    declared: Any = redis.hgetall("timers:{pods}:declared")
+    redis.flushall()
+    redis.hset("timers:{pods}:declared", mapping=declared)
+    lost = filled("rebuild", "--dry-run", "-o", "json").json
+    assert lost == [{"shard": 0, "restored": 3, "kept": 0, "running": 0, "refused": 0}]
+    assert filled("ls").out == "none\n"
+    assert filled("rebuild", "-o", "json").json == lost
+    back = filled("get", "test", "b", "-o", "json").json
+    assert (back["status"], back["payload"]) == ("scheduled", "b")
+    assert back["history"][0]["note"] == "restored from the ledger after a loss"
+    assert redis.smembers("timers:{0}:paused") == {"test"}
+    assert filled("rebuild", "-o", "json").json == whole
+
+
+def test_a_ledger_that_another_server_uses_is_left_to_it(filled: CommandLine, redis: Redis, url: str) -> None:
+    redis.flushall()
+    held = "INSERT INTO timers_epochs (epoch, server, shards, made, seen) VALUES ('e', 'other', 1, 0, 9000000000000)"
+    execute(url, held)
+    assert "another Redis server (other, epoch e) uses this ledger" in filled("rebuild").refusal()
+    assert filled("ls").out == "none\n"
+
+
+def test_a_rebuild_exits_with_1_if_redis_does_not_take_a_timer(filled: CommandLine, redis: Redis, url: str) -> None:
+    redis.flushall()
+    execute(url, "UPDATE timers_timers SET due = -1 WHERE id = 'b'")
+    done = filled("rebuild", "-o", "json")
+    assert done.code == 1
+    assert done.json == [{"shard": 0, "restored": 2, "kept": 0, "running": 0, "refused": 1}]
+
+
+def test_a_db_that_leaves_its_ledger_notes_nothing_more(timers: CommandLine, redis: Redis) -> None:
+    redis.hset("timers:{0}:hooks", mapping={"@ledger": "whole", "all *": "1"})
+    assert timers("create", "test", "a", "--in", "24h").code == 0
+    assert redis.hkeys("timers:{0}:changed") == ["test:a"]
+    assert timers("db", "detach").code == 0
+    assert timers("create", "test", "b", "--in", "24h").code == 0
+    assert not redis.exists("timers:{0}:changed")
+    assert redis.hkeys("timers:{0}:hooks") == ["all *"]
+
+
+async def test_an_emptied_ledger_is_filled_again(
+    start: Start, server: EmbeddedServer, redis: Redis, tmp_path: Path
+) -> None:
+    redis.ping()
+    url = f"sqlite+aiosqlite:///{tmp_path}/ledger.db"
+    settings = {"TIMERS_REDIS_URL": server.url, "TIMERS_LEDGER_URL": url}
+    await _upgraded(url)
+    database = Database(url)
+    start("serve", "--roles", "worker", **OURS, **settings)
+    async with TimerClient(server.url) as client:
+        await eventually(lambda: client.owner("hold"), "the pod has declared its processors")
+        for number in range(3):
+            await client.create("hold", str(number), delay="24h")
+
+        async def copied() -> bool:
+            return len(await in_ledger(database)) == 3
+
+        await eventually(copied, "the ledger has them")
+        async with database.transaction() as connection:
+            await connection.execute(text("DELETE FROM timers_timers"))
+        done = await asyncio.to_thread(start("db", "refill", **settings).end)
+        assert (done.code, done.err) == (0, "timers: the pods copy all timers to the ledger\n")
+        await eventually(copied, "the ledger has them again")
+    await database.close()

@@ -1,0 +1,46 @@
+"""Compares the ledger with Redis."""
+
+from typing import Any
+
+from sqlalchemy import select
+
+from tests.waiting import eventually
+from timers.client.copies import row_of
+from timers.ledger.database import Database
+from timers.ledger.rows import Row
+from timers.ledger.schema import PURGED, timers
+from timers.store import keys
+from timers.store.store import Store
+
+
+async def in_ledger(database: Database) -> dict[str, Row]:
+    """The rows by member, without those of removed timers."""
+    async with database.transaction() as connection:
+        asked = select(*(timers.c[name] for name in Row._fields)).where(timers.c.status != PURGED)
+        return {f"{row.prefix}:{row.id}": row for row in map(Row._make, await connection.execute(asked))}
+
+
+async def in_redis(store: Store) -> dict[str, Row]:
+    """As `in_ledger`, of the records in Redis."""
+    redis, found = store.connections.commands, {}
+    names: list[Any] = sorted(await redis.keys("timers:{*}:rec:*"))
+    async with redis.pipeline(transaction=False) as asked:
+        for name in names:
+            asked.hgetall(name)
+        for name, records in zip(names, await asked.execute(), strict=True):
+            shard = int(name[len(b"timers:{") : name.index(b"}")])
+            for member, record in records.items():
+                row = row_of(shard, *keys.identity_of(member.decode()), record)
+                assert row is not None
+                found[f"{row.prefix}:{row.id}"] = row
+    return found
+
+
+async def agreed(database: Database, store: Store) -> dict[str, Row]:
+    """Wait until the ledger has exactly what Redis has, and return that."""
+
+    async def same() -> bool:
+        return await in_ledger(database) == await in_redis(store)
+
+    await eventually(same, "the ledger has what Redis has")
+    return await in_redis(store)

@@ -1,0 +1,71 @@
+"""The ledger's database: its tables, their versions, what it refuses, and its errors."""
+
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, text
+
+from tests import postgres
+from timers.errors import ConfigurationError, LedgerUnavailable
+from timers.ledger.database import Database
+from timers.ledger.schema import VERSION_TABLE, metadata
+
+
+async def test_an_empty_database_is_refused_until_it_was_upgraded(ledger_url: str) -> None:
+    database = Database(ledger_url)
+    with pytest.raises(ConfigurationError, match=r"no tables of the ledger yet: run `timers db upgrade`"):
+        await database.check()
+    await database.upgrade()
+    await database.check()
+    await database.upgrade()
+    await database.check()
+    await database.close()
+
+
+async def test_the_migrations_make_the_tables_that_the_code_uses(database: Database) -> None:
+    def differences(connection: Connection) -> list[object]:
+        options = {"version_table": VERSION_TABLE, "compare_server_default": False}
+        return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
+
+    assert await database.run(differences) == []
+
+
+async def test_all_tables_begin_with_timers(database: Database) -> None:
+    assert {name.partition("_")[0] for name in (*metadata.tables, VERSION_TABLE)} == {"timers"}
+
+
+async def test_tables_of_a_later_version_are_refused_and_left_alone(database: Database) -> None:
+    async with database.transaction() as connection:
+        await connection.execute(text("UPDATE timers_schema SET version_num = '9999'"))
+    with pytest.raises(ConfigurationError, match=r"of a later version \(9999, this one knows up to 0001\)"):
+        await database.check()
+    with pytest.raises(ConfigurationError, match="9999"):
+        await database.upgrade()
+
+
+async def test_psycopg_and_a_missing_driver() -> None:
+    database = Database(postgres.new_database("psycopg"))
+    await database.upgrade()
+    await database.check()
+    await database.close()
+    with pytest.raises(ConfigurationError, match="expected postgresql"):
+        Database("postgresql+pg8000://x/y")
+
+
+async def test_a_database_that_is_away_is_one_error_without_the_password(tmp_path: Path) -> None:
+    for url in (f"sqlite+aiosqlite:///{tmp_path}/none/x.db", "postgresql+asyncpg://u:secret@127.0.0.1:1/x"):
+        database = Database(url)
+        with pytest.raises(LedgerUnavailable, match="the ledger is not available: ") as caught:
+            await database.check()
+        assert "secret" not in str(caught.value)
+        await database.close()
+
+
+async def test_sqlite_writes_to_the_disk_before_a_commit_returns(tmp_path: Path) -> None:
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/x.db")
+    async with database.transaction() as connection:
+        assert (await connection.execute(text("PRAGMA journal_mode"))).scalar() == "wal"
+        assert (await connection.execute(text("PRAGMA synchronous"))).scalar() == 2  # FULL
+    await database.close()

@@ -1,0 +1,79 @@
+"""The doctor's check of the ledger."""
+
+import pytest
+
+from tests.engine.fleet import Calls, Fleet
+from tests.ledger.copies import agreed
+from tests.waiting import eventually
+from timers.client import ledger_check
+from timers.client.doctor import examine
+from timers.ledger.database import Database
+from timers.ledger.schema import refused
+from timers.store.checkup import Check
+
+
+async def check_of(fleet: Fleet, database: Database) -> Check:
+    """The check, which is the last one."""
+    check = (await examine(fleet.store, wait_seconds=0.01, ledger=database))[-1]
+    assert check.name == "ledger"
+    assert check.level == "ok" or (check.means and check.repair)
+    return check
+
+
+async def test_a_ledger_that_has_all_is_fine(fleet: Fleet, database: Database) -> None:
+    await fleet.pod(Calls(), ledger=database)
+    await fleet.client.create("note", "a", delay="1h")
+    await agreed(database, fleet.store)
+
+    async def fine() -> bool:
+        said = (await check_of(fleet, database)).said
+        return said == "the ledger has all shards; 0 changes wait to be copied"
+
+    await eventually(fine, "it is fine")
+
+
+async def test_a_database_that_is_away_or_without_tables_fails(fleet: Fleet, ledger_url: str) -> None:
+    away = Database("sqlite+aiosqlite:////nowhere/ledger.db")
+    check = await check_of(fleet, away)
+    assert check.level == "fail"
+    assert check.said.startswith("the ledger is not available: ")
+    empty = Database(ledger_url)
+    check = await check_of(fleet, empty)
+    assert (check.level, check.repair) == ("fail", "`timers db upgrade`")
+    assert "no tables of the ledger yet" in check.said
+    await empty.close()
+
+
+async def test_shards_that_do_not_agree_yet_are_named(sharded: Fleet, database: Database) -> None:
+    check = await check_of(sharded, database)
+    assert (check.level, check.said[:46]) == ("warn", "shards that still get what the ledger has: 0, ")
+    shards = range(sharded.store.shards)
+    for shard in shards:
+        await sharded.redis.hset(f"timers:{{{shard}}}:hooks", "@ledger", "copy 16" if shard == 1 else "whole")
+    check = await check_of(sharded, database)
+    assert (check.level, check.said) == ("warn", "shards that are still copied to the ledger: 1")
+
+
+async def test_changes_that_nobody_copies_are_told(
+    fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fleet.redis.hset("timers:{0}:hooks", "@ledger", "whole")
+    await fleet.client.create("note", "a", delay="1h")
+    await fleet.client.create("note", "b", delay="1h")
+    await fleet.client.cancel("note", "b", purge=True)
+    assert (await check_of(fleet, database)).said == "the ledger has all shards; 2 changes wait to be copied"
+    monkeypatch.setattr(ledger_check, "LATE_MS", -1)
+    check = await check_of(fleet, database)
+    assert check.level == "warn"
+    assert check.said.startswith("2 changes wait, the oldest for ")
+
+
+async def test_rows_that_were_refused_are_told(fleet: Fleet, database: Database) -> None:
+    await fleet.redis.hset("timers:{0}:hooks", "@ledger", "whole")
+    async with database.transaction() as connection:
+        for seq in range(1, 6):
+            row = {"seq": seq, "prefix": "note", "id": str(seq), "action": "fire", "body": "{}", "at": 1}
+            await connection.execute(refused.insert(), {**row, "problem": "is running"})
+    check = await check_of(fleet, database)
+    shown = "; ".join(f"note:{seq} (is running)" for seq in (5, 4, 3))
+    assert (check.level, check.said) == ("warn", f"5 rows of the inbox were refused, such as {shown}")

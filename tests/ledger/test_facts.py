@@ -1,0 +1,68 @@
+"""What else a db needs comes back with its timers: API keys, declarations and pauses."""
+
+from tests.engine.fleet import Calls, Fleet
+from tests.ledger.copies import agreed
+from tests.waiting import eventually
+from timers.client.facts import give_facts_back, keep_facts
+from timers.ledger import facts
+from timers.ledger.database import Database
+from timers.store import keys
+from timers.store.callers import Callers
+from timers.store.copying import read_declarations, read_pauses
+
+
+async def kept(database: Database) -> dict[tuple[str, str], str]:
+    return await database.do(facts.read, writes=False)
+
+
+async def test_keys_declarations_and_pauses_come_back_before_the_timers(fleet: Fleet, database: Database) -> None:
+    calls = Calls()
+    await fleet.pod(calls, ledger=database)
+    callers = Callers(fleet.store)
+    await callers.keep("k1", "entry one")
+    await callers.keep("k2", "entry two")
+    await callers.revoke("k2")
+    await fleet.redis.hset("timers:{pods}:declared", "elsewhere", "7 other-pod")
+    await fleet.client.pause("note")
+    await fleet.client.create("note", "a", delay="0s")
+
+    async def copied() -> bool:
+        return {("key", "k1"), ("key", "k2"), ("declared", "elsewhere"), ("paused", "note")} <= (
+            await kept(database)
+        ).keys()
+
+    await eventually(copied, "the ledger has them")
+    await agreed(database, fleet.store)
+    await fleet.redis.flushall()
+    await agreed(database, fleet.store)
+    assert await callers.entries() == {"k1": "entry one", "k2": "revoked"}
+    assert "elsewhere" in await read_declarations(fleet.store)
+    assert set(await read_pauses(fleet.store)) == {"note"}
+    assert len(calls) == 0, "a paused timer did not run"
+    await fleet.client.resume("note")
+
+    async def ran() -> bool:
+        return len(calls) == 1
+
+    await eventually(ran, "it runs once the prefix is resumed")
+
+
+async def test_what_was_taken_back_does_not_come_again(fleet: Fleet, database: Database) -> None:
+    await fleet.client.pause("note")
+    known = await keep_facts(fleet.store, database, None)
+    await fleet.client.resume("note")
+    await keep_facts(fleet.store, database, known)
+    assert ("paused", "note") not in await kept(database)
+
+
+async def test_a_lost_db_takes_nothing_from_the_ledger(fleet: Fleet, database: Database) -> None:
+    await fleet.client.create("note", "a", delay="24h")
+    await fleet.client.pause("note")
+    known = await keep_facts(fleet.store, database, None)
+    before = await kept(database)
+    await fleet.redis.delete(keys.META, "timers:{pods}:declared", "timers:{0}:paused", "timers:{0}:pauses")
+    assert await keep_facts(fleet.store, database, known) is None
+    assert await kept(database) == before
+    await give_facts_back(fleet.store, database)
+    assert set(await read_pauses(fleet.store)) == {"note"}
+    await fleet.redis.flushall()

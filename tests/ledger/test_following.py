@@ -1,0 +1,160 @@
+"""The ledger follows: every change reaches it, in whatever state either side is, and nothing is taken from it without
+proof."""
+
+from sqlalchemy import select, text
+
+from tests.engine.fleet import Calls, Fleet, Held
+from tests.ledger.copies import agreed, in_ledger
+from tests.waiting import eventually
+from timers.core.model import Timer
+from timers.core.outcome import Fail, Rearm, Retry
+from timers.ledger.database import Database
+from timers.ledger.rows import save
+from timers.ledger.schema import PURGED, timers
+from timers.processor import Context
+from timers.store import keys
+from timers.store.following import LEDGER, stages
+
+
+async def test_every_kind_of_change_is_copied(sharded: Fleet, database: Database) -> None:
+    async def act(timer: Timer, _context: Context) -> Rearm | None:
+        match timer.id:
+            case "fails":
+                raise Fail("no")
+            case "retries":
+                raise Retry(after="1h")
+            case "rearms":
+                return Rearm(after="1h")
+        return None
+
+    await sharded.pod(Calls(act=act), ledger=database)
+    client = sharded.client
+    for name in ("fails", "retries", "rearms", "done"):
+        await client.create("note", name, delay="0s", payload={"name": name})
+    await client.create("note", "repeats", delay="0s", repeat={"every": "1d"})
+    for name in ("later", "moved", "cancelled", "purged"):
+        await client.create("note", name, delay="24h", payload="Zoë")
+    await client.change("note", "moved", delay="48h", tags=["x"])
+    await client.cancel("note", "cancelled")
+    await client.cancel("note", "purged", purge=True)
+
+    async def ended() -> bool:
+        return [(await client.get("note", name)).attempt for name in ("fails", "retries", "done")] == [1, 1, 1]
+
+    await eventually(ended, "the runs end")
+    rows = await agreed(database, sharded.store)
+    assert {row.id: row.status for row in rows.values()} == {
+        "fails": "failed",
+        "retries": "scheduled",
+        "rearms": "scheduled",
+        "done": "completed",
+        "repeats": "scheduled",
+        "later": "scheduled",
+        "moved": "scheduled",
+        "cancelled": "cancelled",
+    }
+    assert rows["note:moved"].spec == '{"payload":"Zoë","tags":["x"]}'
+    assert rows["note:fails"].progress.startswith('{"last_error":')
+    assert not await changes_left(sharded)
+
+
+async def changes_left(fleet: Fleet) -> int:
+    """How many notes lie in Redis, once the pod has taken those away that it has written."""
+    redis, names = fleet.redis, [f"{keys.root(shard)}changed" for shard in range(fleet.store.shards)]
+
+    async def none() -> bool:
+        return not any([await redis.exists(name) for name in names])
+
+    await eventually(none, "the notes are taken away")
+    return sum([await redis.hlen(name) for name in names])
+
+
+async def test_what_was_there_before_the_ledger_is_copied(fleet: Fleet, database: Database) -> None:
+    for number in range(1200):
+        await fleet.client.create("note", f"{number:04}", delay="24h")
+    await fleet.pod(Calls(), ledger=database)
+    assert len(await agreed(database, fleet.store)) == 1200
+
+
+async def test_without_a_ledger_nothing_is_noted(fleet: Fleet) -> None:
+    await fleet.pod(Calls())
+    await fleet.client.create("note", "a", delay="24h")
+    assert not await fleet.redis.exists("timers:{0}:changed")
+    assert await fleet.redis.hget("timers:{0}:hooks", LEDGER) is None
+
+
+async def test_a_removed_timer_leaves_a_tombstone_and_a_later_life_replaces_it(
+    fleet: Fleet, database: Database
+) -> None:
+    await fleet.pod(Calls(), ledger=database)
+
+    async def whole() -> bool:
+        return (await stages(fleet.store, [0]))[0].is_whole
+
+    await eventually(whole, "the ledger follows")
+    for _ in range(3):
+        await fleet.client.create("note", "a", delay="24h", payload={"secret": 1})
+        await fleet.client.cancel("note", "a", purge=True)
+
+    async def statuses() -> list[str]:
+        async with database.transaction() as connection:
+            return [row.status for row in await connection.execute(select(timers.c.status))]
+
+    async def purged() -> bool:
+        return await statuses() == [PURGED]
+
+    await eventually(purged, "the tombstone is there")
+    async with database.transaction() as connection:
+        (row,) = await connection.execute(select(timers))
+        assert "secret" not in str(row)
+    await fleet.client.create("note", "a", delay="24h")
+    assert (await agreed(database, fleet.store))["note:a"].version == 1
+
+
+async def test_a_record_that_is_missing_without_a_word_deletes_no_row(fleet: Fleet, database: Database) -> None:
+    await fleet.pod(Calls(), ledger=database)
+    await fleet.client.create("note", "a", delay="24h")
+    row = (await agreed(database, fleet.store))["note:a"]
+    async with database.transaction() as connection:
+        await save(connection, [row._replace(id="b")])
+    await fleet.redis.hset("timers:{0}:changed", "note:b", "1 99")
+    await changes_left(fleet)
+    assert set(await in_ledger(database)) == {"note:a", "note:b"}
+
+
+async def test_a_database_that_is_away_stops_no_timer_and_loses_no_change(
+    fleet: Fleet, database: Database, ledger_url: str
+) -> None:
+    calls = Calls()
+    pod = await fleet.pod(calls, ledger=database)
+    await fleet.client.create("note", "before", delay="24h")
+    await agreed(database, fleet.store)
+    async with database.transaction() as connection:
+        await connection.execute(text("ALTER TABLE timers_timers RENAME TO away"))
+    for number in range(20):
+        await fleet.client.create("note", str(number), delay="0s")
+
+    async def waits() -> bool:
+        state = pod.worker.health().services["ledger"]
+        return len(calls) == 20 and state.startswith("waiting: the ledger is not available")
+
+    await eventually(waits, "all run, and the service says what it waits for")
+    assert pod.worker.health().ready
+    async with database.transaction() as connection:
+        await connection.execute(text("ALTER TABLE away RENAME TO timers_timers"))
+    assert len(await agreed(database, fleet.store)) == 21
+
+
+async def test_another_pod_goes_on_where_a_killed_one_was(fleet: Fleet, database: Database) -> None:
+    held = Held()
+    first = await fleet.pod(held, ledger=database)
+    await fleet.client.create("note", "a", delay="0s")
+
+    async def runs() -> bool:
+        return len(held) == 1
+
+    await eventually(runs, "it runs")
+    await fleet.kill(first)
+    await fleet.client.create("note", "b", delay="24h")
+    await fleet.pod(Calls(), name="b", ledger=database)
+    await agreed(database, fleet.store)

@@ -1,0 +1,43 @@
+"""One db at a time uses a ledger: the second of two live copies is refused, and told how to take over."""
+
+from functools import partial
+
+from sqlalchemy import text
+
+from tests.engine.fleet import Calls, Fleet
+from tests.ledger.copies import agreed
+from tests.waiting import eventually
+from timers.ledger.database import Database
+from timers.ledger.holding import Holder, hold
+
+
+async def asked(database: Database, server: str, *known: str, epoch: str = "e") -> Holder | None:
+    return await database.do(partial(hold, epoch=epoch, server=server, shards=1, known=known))
+
+
+async def test_the_second_live_copy_is_refused_until_the_first_is_silent(database: Database) -> None:
+    assert await asked(database, "one") is None
+    assert await asked(database, "one", epoch="after a loss") is None
+    other = await asked(database, "two")
+    assert other is not None
+    assert str(other).startswith("another Redis server (one, epoch ")
+    assert "6 s after its last pod this one takes over" in str(other)
+    assert await asked(database, "two", "one") is None, "a restart of the same server"
+    async with database.transaction() as connection:
+        await connection.execute(text("UPDATE timers_epochs SET seen = seen - 6001"))
+    assert await asked(database, "three") is None
+
+
+async def test_a_pod_of_the_second_copy_leaves_the_ledger_alone(fleet: Fleet, database: Database) -> None:
+    assert await asked(database, "original") is None
+    pod = await fleet.pod(Calls(), ledger=database)
+
+    async def refused() -> bool:
+        return "another Redis server (original" in pod.worker.health().services["ledger"]
+
+    await eventually(refused, "the pod says so")
+    await fleet.client.create("note", "a", delay="24h")
+    async with database.transaction() as connection:
+        assert (await connection.execute(text("SELECT count(*) FROM timers_timers"))).scalar() == 0
+        await connection.execute(text("UPDATE timers_epochs SET seen = seen - 6001"))
+    await agreed(database, fleet.store)

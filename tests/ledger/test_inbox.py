@@ -1,0 +1,297 @@
+"""Pods drain the inbox: each row once, in order, and nothing is lost whoever is away or dies."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from sqlalchemy import NullPool, select, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from tests import postgres
+from tests.engine.fleet import Calls, Fleet, Held, options_of, until
+from tests.waiting import DEADLINE_SECONDS, eventually
+from timers.client import TimerClient
+from timers.client.inbox import carry_out
+from timers.core.model import Status
+from timers.engine.inbox import Inbox
+from timers.engine.pod import Pod
+from timers.errors import LedgerUnavailable, Unavailable
+from timers.ledger import arm, cancel
+from timers.ledger.bell import listening
+from timers.ledger.database import Database
+from timers.ledger.inbox import take
+from timers.ledger.schema import inbox, refused, timers
+from timers.processor import Registry
+from timers.store.marks import read_marks
+
+
+async def ask(database: Database, id: str, action: str = "create", prefix: str = "note", **body: Any) -> None:
+    async with database.transaction() as connection:
+        row = {"prefix": prefix, "id": id, "action": action, "body": json.dumps(body)}
+        await connection.execute(inbox.insert(), row)
+
+
+async def left(database: Database) -> int:
+    async with database.transaction() as connection:
+        return len((await connection.execute(select(inbox.c.seq))).all())
+
+
+async def problems(database: Database) -> dict[str, str]:
+    async with database.transaction() as connection:
+        found = await connection.execute(select(refused.c.id, refused.c.problem).order_by(refused.c.seq))
+        return {row.id: row.problem for row in found}
+
+
+async def kept(database: Database) -> dict[str, tuple[str, int]]:
+    async with database.transaction() as connection:
+        found = await connection.execute(select(timers.c.id, timers.c.status, timers.c.version))
+        return {row.id: (row.status, row.version) for row in found}
+
+
+async def drained(inbox_: Inbox) -> None:
+    while await inbox_.drain():
+        pass
+
+
+@pytest.fixture
+def by_hand(database: Database, fleet: Fleet) -> Inbox:
+    """An inbox without a pod, which drains when it is told to."""
+    return inbox_of(fleet, database)
+
+
+def parts_of(fleet: Fleet, database: Database) -> tuple[Pod, Database, TimerClient]:
+    return Pod(fleet.store, Registry([]), options_of()), database, fleet.client
+
+
+def inbox_of(fleet: Fleet, database: Database) -> Inbox:
+    return Inbox(*parts_of(fleet, database))
+
+
+async def test_a_committed_row_becomes_a_timer_that_runs(database: Database, fleet: Fleet) -> None:
+    calls = Calls()
+    pod = await fleet.pod(calls, ledger=database)
+    async with database.transaction() as connection:
+        await arm(connection, "note", "a", delay=0, payload={"user": 1})
+    timer = await fleet.completed("a")
+    assert timer.payload == {"user": 1}
+    await until(lambda: pod.seen.inbox["done"] == 1, "the row is counted")
+    assert await left(database) == 0
+    assert calls.ids == ["a"]
+
+
+async def test_actions_of_one_timer_are_done_in_their_order(database: Database, fleet: Fleet, by_hand: Inbox) -> None:
+    async with database.transaction() as connection:
+        for _ in range(5):
+            await arm(connection, "note", "a", delay="1h", if_exists="replace")
+            await cancel(connection, "note", "a")
+    await asyncio.gather(*(drained(each) for each in (by_hand, inbox_of(fleet, database))))
+    await drained(by_hand)
+    timer = await fleet.client.get("note", "a")
+    causes = [entry.cause for entry in reversed(timer.history)]
+    assert causes == ["created", "cancelled", *["replaced", "cancelled"] * 4]
+    assert await problems(database) == {}
+    assert await kept(database) == {"a": ("cancelled", timer.version)}
+
+
+async def test_every_action(database: Database, fleet: Fleet, by_hand: Inbox) -> None:
+    await fleet.client.create("note", "moved", delay="1h")
+    await fleet.client.create("note", "changed", delay="1h")
+    await fleet.client.create("note", "gone", delay="1h")
+    await fleet.client.create("note", "again", delay="1h")
+    await fleet.client.create("note", "now", delay="1h")
+    await fleet.client.cancel("note", "again")
+    await ask(database, "moved", "reschedule", due_at=1_900_000_000_000)
+    await ask(database, "changed", "change", payload=7)
+    await ask(database, "gone", "purge")
+    await ask(database, "never", "purge")
+    await ask(database, "again", "retry")
+    await ask(database, "now", "fire")
+    await drained(by_hand)
+    assert await problems(database) == {}
+    assert (await fleet.client.get("note", "moved")).due_ms == 1_900_000_000_000
+    assert (await fleet.client.get("note", "changed")).payload == 7
+    assert (await fleet.client.get("note", "again")).status is Status.SCHEDULED
+    assert (await fleet.client.get("note", "now")).due_ms < 1_900_000_000_000
+    assert {id: status for id, (status, _) in (await kept(database)).items()} == {
+        "moved": "scheduled",
+        "changed": "scheduled",
+        "gone": "purged",
+        "again": "scheduled",
+        "now": "scheduled",
+    }
+
+
+async def test_what_cannot_be_done_is_kept_with_its_problem(database: Database, fleet: Fleet, by_hand: Inbox) -> None:
+    await fleet.client.create("note", "there", delay="1h")
+    await ask(database, "there", delay="1h")
+    await ask(database, "field", dealy="1h")
+    await ask(database, "nobody", prefix="nobody", delay="1h")
+    await ask(database, "nothing", "cancel")
+    await ask(database, "unknown", "explode")
+    await ask(database, "good", delay="1h")
+    async with database.transaction() as connection:
+        row = {"prefix": "note", "id": "json", "action": "create", "body": "{"}
+        await connection.execute(inbox.insert(), row)
+    await drained(by_hand)
+    said = await problems(database)
+    assert {id: problem.split("; expected")[0].split("; use")[0] for id, problem in said.items()} == {
+        "there": "timer note:there exists and is scheduled",
+        "field": "dealy: '1h' is not accepted",
+        "nobody": "prefix: 'nobody' is not accepted",
+        "nothing": "timer note:nothing does not exist",
+        "unknown": "action: 'explode' is not accepted",
+        "json": "body: '{' is not accepted",
+    }
+    assert await left(database) == 0
+    assert (await fleet.client.get("note", "good")).status is Status.SCHEDULED
+
+
+class Dying(Inbox):
+    """A pod that dies between Redis and the commit."""
+
+    async def drain(self, most: int = 500) -> int:
+        async with self._database.transaction() as connection:
+            await carry_out(self._client, await take(connection, most))
+            await connection.rollback()
+        return 0
+
+
+@pytest.mark.parametrize("retention_ms", [0, 86_400_000])
+async def test_a_row_that_is_taken_again_runs_its_timer_once(
+    database: Database, fleet: Fleet, retention_ms: int
+) -> None:
+    calls = Calls()
+    await fleet.pod(calls, retention_ms=retention_ms)
+    dying, next_pod = Dying(*parts_of(fleet, database)), inbox_of(fleet, database)
+    for id, if_exists in (("a", "error"), ("b", "replace"), ("c", "keep")):
+        await ask(database, id, delay=0, if_exists=if_exists)
+    await dying.drain()
+    await until(lambda: len(calls) == 3, "each has run")
+    await drained(next_pod)
+    assert await left(database) == 0
+    assert await problems(database) == {}
+    await ask(database, "d", delay=0)
+    await drained(next_pod)
+    await until(lambda: len(calls) > 3, "the last has run")
+    assert sorted(calls.ids) == ["a", "b", "c", "d"]
+
+
+async def test_other_actions_that_are_taken_again_are_done_once(database: Database, fleet: Fleet) -> None:
+    for id in ("cancelled", "moved", "fired", "purged", "retried"):
+        await fleet.client.create("note", id, delay="1h")
+    await fleet.client.cancel("note", "retried")
+    await ask(database, "cancelled", "cancel")
+    await ask(database, "moved", "change", delay="2h")
+    await ask(database, "fired", "fire")
+    await ask(database, "purged", "purge")
+    await ask(database, "retried", "retry")
+    await Dying(*parts_of(fleet, database)).drain()
+    found = {id: await fleet.client.get("note", id) for id in ("cancelled", "moved", "fired", "retried")}
+    await drained(inbox_of(fleet, database))
+    assert await problems(database) == {}
+    assert {id: await fleet.client.get("note", id) for id in found} == found
+
+
+async def test_marks_go_when_their_rows_are_gone(database: Database, fleet: Fleet, by_hand: Inbox) -> None:
+    await ask(database, "a", delay="1h")
+    await ask(database, "b", delay="1h")
+    await drained(by_hand)
+    await ask(database, "c", delay="1h")
+    await Dying(*parts_of(fleet, database)).drain()
+    assert len((await read_marks(fleet.store))[0]) == 3
+    await by_hand.forget()
+    assert len((await read_marks(fleet.store))[0]) == 3
+    marks = await fleet.redis.hgetall("timers:{0}:inbox")
+    await fleet.redis.hset("timers:{0}:inbox", mapping=dict.fromkeys(marks, 1000))
+    await by_hand.forget()
+    (left_over,) = (await read_marks(fleet.store))[0]
+    assert left_over.startswith("3.")
+    await drained(by_hand)
+    await fleet.redis.delete("timers:{0}:inbox")
+
+
+async def test_a_delay_counts_from_the_row(database: Database, fleet: Fleet, by_hand: Inbox) -> None:
+    now_ms = await fleet.store.now_ms()
+    async with database.transaction() as connection:
+        await arm(connection, "note", "a", delay="1h")
+        await arm(connection, "note", "b", delay="1h", repeat={"every": "1h"})
+        await arm(connection, "note", "c", due_at=1_900_000_000_000)
+        await arm(connection, "note", "d", retry={"backoff": ["1h"]})
+        # Written ten minutes ago, by the same clock that tells its age.
+        await connection.execute(text("UPDATE timers_inbox SET at = at - 600000"))
+    await drained(by_hand)
+    for id in ("a", "b", "d"):
+        timer = await fleet.client.get("note", id)
+        assert 0 <= timer.due_ms - (now_ms + 3_000_000) < 60_000
+    assert (await fleet.client.get("note", "c")).due_ms == 1_900_000_000_000
+
+
+async def test_nothing_is_lost_while_redis_is_away(database: Database, fleet: Fleet, by_hand: Inbox) -> None:
+    await ask(database, "a", delay="1h")
+    away = Inbox(by_hand._pod, database, TimerClient("redis://127.0.0.1:1"))
+    with pytest.raises(Unavailable):
+        await away.drain()
+    assert await left(database) == 1
+    await drained(by_hand)
+    assert (await fleet.client.get("note", "a")).status is Status.SCHEDULED
+
+
+async def test_pods_side_by_side_take_each_row_once(database: Database, sharded: Fleet) -> None:
+    calls = Calls()
+    await asyncio.gather(*(sharded.pod(calls, name=name, ledger=database) for name in "abc"))
+    async with database.transaction() as connection:
+        for number in range(300):
+            await arm(connection, "note", f"{number:03}", delay=0)
+    await until(lambda: len(calls) >= 300, "all have run")
+    assert sorted(calls.ids) == [f"{number:03}" for number in range(300)]
+
+    async def empty() -> bool:
+        return await left(database) == 0
+
+    await eventually(empty, "the inbox is empty")
+    assert await problems(database) == {}
+
+
+async def test_a_later_row_of_a_running_timer_waits_for_nobody(database: Database, fleet: Fleet) -> None:
+    held = Held()
+    pod = await fleet.pod(held, ledger=database)
+    await ask(database, "a", delay=0)
+    await until(lambda: len(held) == 1, "it runs")
+    await ask(database, "a", "cancel")
+    await until(lambda: pod.seen.inbox["refused"] == 1, "it cannot be cancelled")
+    held.release.set()
+    assert "is running" in (await problems(database))["a"]
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_a_commit_rings_and_a_lost_connection_is_noticed(driver: str) -> None:
+    database = Database(postgres.new_database(driver))
+    await database.upgrade()
+    async with listening(database) as bell:
+        await ask(database, "a", delay=0)
+        await bell.wait(DEADLINE_SECONDS)
+        async with database.transaction() as connection:
+            said = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
+            await connection.execute(text(said))
+        with pytest.raises(LedgerUnavailable, match="the connection that listens was closed"):
+            await bell.wait(DEADLINE_SECONDS)
+    await database.upgrade(notify=False)
+    async with listening(database) as bell:
+        await ask(database, "b", delay=0)
+        await bell.wait(0.05)
+    await database.close()
+
+
+async def test_a_pod_goes_on_after_its_connections_were_cut(database: Database, fleet: Fleet, ledger_url: str) -> None:
+    if database.dialect == "sqlite":
+        pytest.skip("it has no connections")
+    calls, engine = Calls(), create_async_engine(ledger_url, poolclass=NullPool)
+    await fleet.pod(calls, ledger=database)
+    for count, id in enumerate(("a", "b", "c"), 1):
+        async with engine.begin() as tx:
+            said = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+            await tx.execute(text(f"{said} AND datname = current_database()"))
+            await arm(tx, "note", id, delay=0)
+        await until(lambda ran=count: len(calls) == ran, f"{id} has run")  # type: ignore[misc]
+    assert calls.ids == ["a", "b", "c"]

@@ -1,0 +1,138 @@
+"""What Redis loses the ledger gives back: every timer, none that had ended again, and everything that only grows."""
+
+import asyncio
+
+import pytest
+
+from tests.engine.fleet import Calls, Fleet, Held
+from tests.ledger.copies import agreed, in_ledger
+from tests.waiting import eventually
+from timers.core.model import Status, Timer
+from timers.ledger import rows
+from timers.ledger.database import Database
+
+
+async def whole(fleet: Fleet, *names: str) -> dict[str, Timer]:
+    """Wait until these timers are there again."""
+    found = await fleet.store.get([("note", name) for name in names])
+
+    async def back() -> bool:
+        found[:] = await fleet.store.get([("note", name) for name in names])
+        return None not in found
+
+    await eventually(back, "the timers are back")
+    return {timer.id: timer for timer in found if timer is not None}
+
+
+async def test_a_lost_db_is_restored(sharded: Fleet, database: Database) -> None:
+    calls = Calls()
+    await sharded.pod(calls, ledger=database)
+    client = sharded.client
+    for number in range(40):
+        await client.create("note", f"later{number}", delay="24h", payload={"number": number})
+        await client.create("note", f"done{number}", delay="0s")
+    await client.create("note", "again", delay="0s", repeat={"every": "1d"})
+    await client.create("note", "cancelled", delay="24h")
+    await client.cancel("note", "cancelled")
+
+    async def ended() -> bool:
+        return (await client.counts())["note"].get(Status.COMPLETED) == 40 and len(calls) == 41
+
+    await eventually(ended, "the due ones have run")
+    before = await agreed(database, sharded.store)
+    await sharded.redis.flushall()
+    back = await whole(sharded, *(member.partition(":")[2] for member in before))
+    after = await agreed(database, sharded.store)
+    assert set(after) == set(before)
+    for member, row in after.items():
+        old = before[member]
+        assert (row.status, row.occurrence, row.attempt) == (old.status, old.occurrence, old.attempt)
+        assert (row.due, row.created, row.spec, row.progress) == (old.due, old.created, old.spec, old.progress)
+        assert row.version > old.version
+        assert row.token >= old.token
+    assert len(calls) == 41, "nothing that had ended ran again"
+    assert back["later7"].history[0].note == "restored from the ledger after a loss"
+    assert back["later7"].payload == {"number": 7}
+    assert (await client.counts())["note"] == {Status.SCHEDULED: 41, Status.COMPLETED: 40, Status.CANCELLED: 1}
+
+
+async def test_a_run_under_way_starts_again_as_the_same_occurrence_with_a_higher_token(
+    fleet: Fleet, database: Database
+) -> None:
+    held = Held()
+    await fleet.pod(held, ledger=database)
+    await fleet.client.create("note", "a", delay="0s")
+
+    async def copied() -> bool:
+        return (
+            len(held) == 1
+            and (await in_ledger(database)).get("note:a", None) is not None
+            and ((await in_ledger(database))["note:a"].status == "running")
+        )
+
+    await eventually(copied, "the ledger knows of the run")
+    await fleet.redis.flushall()
+
+    async def again() -> bool:
+        return len(held) == 2
+
+    await eventually(again, "it runs again")
+    first, second = held.contexts
+    assert first.idempotency_key == second.idempotency_key
+    assert second.token > first.token
+    held.release.set()
+    assert (await agreed(database, fleet.store))["note:a"].occurrence == 1
+
+
+async def test_what_came_due_meanwhile_runs_once(fleet: Fleet, database: Database) -> None:
+    calls = Calls()
+    pod = await fleet.pod(calls, ledger=database)
+    for number in range(50):
+        await fleet.client.create("note", str(number), delay="24h")
+    await agreed(database, fleet.store)
+    await fleet.kill(pod)
+    await fleet.redis.flushall()
+    async with database.transaction() as connection:
+        await connection.exec_driver_sql("UPDATE timers_timers SET due = due - 90000000")
+    later = Calls()
+    await fleet.pod(later, name="b", ledger=database)
+
+    async def ran() -> bool:
+        return len(later) == 50
+
+    await eventually(ran, "all run")
+    assert sorted(later.ids, key=int) == [str(number) for number in range(50)]
+    await agreed(database, fleet.store)
+    assert len(later) == 50
+
+
+async def test_another_pod_goes_on_where_a_killed_one_was(
+    fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = await fleet.pod(Calls(), ledger=database)
+    for number in range(60):
+        await fleet.client.create("note", f"{number:02}", delay="24h")
+    await agreed(database, fleet.store)
+    await fleet.kill(pod)
+    await fleet.redis.flushall()
+    asked: list[str] = []
+    pages = rows.page
+
+    async def small(database: Database, shard: int, prefix: str, timer_id: str, **_: int) -> object:
+        asked.append(timer_id)
+        if len(asked) == 4:
+            await asyncio.Event().wait()  # here the pod dies
+        return (await pages(database, shard, prefix, timer_id))[:10]
+
+    monkeypatch.setattr(rows, "page", small)
+    dying = await fleet.pod(Calls(), name="b", ledger=database)
+
+    async def stuck() -> bool:
+        return len(asked) == 4
+
+    await eventually(stuck, "half of it is restored")
+    await fleet.kill(dying)
+    await fleet.pod(Calls(), name="c", ledger=database)
+    assert len(await agreed(database, fleet.store)) == 60
+    assert asked[:4] == ["", "09", "19", "29"]
+    assert asked[4:6] == ["29", "39"]

@@ -1,0 +1,66 @@
+"""Rows never go back: a newer state of a timer wins, in whatever order states arrive."""
+
+from itertools import permutations
+
+import pytest
+from sqlalchemy import select
+
+from timers.ledger.database import Database
+from timers.ledger.rows import Row, insert, save, tombstone
+from timers.ledger.schema import PURGED, timers
+
+FIRST = Row("p", "a", 0, "scheduled", 1, 0, 0, 0, 1, 2000, 1000, 1000, '{"payload":"ü"}', "", "")
+
+
+def state(**changes: object) -> Row:
+    return FIRST._replace(**changes)  # type: ignore[arg-type]
+
+
+async def kept(database: Database) -> list[tuple[object, ...]]:
+    async with database.transaction() as connection:
+        found = await connection.execute(select(*(timers.c[name] for name in Row._fields)).order_by(timers.c.id))
+        return [tuple(row) for row in found]
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_the_newest_state_wins_in_every_order(database: Database, together: bool) -> None:
+    states = [
+        FIRST,
+        state(status="completed", version=3),
+        tombstone("p", "a", 0, version=4, created=1000, at_ms=5000),
+        state(created=7000, version=1, changed=7000),
+    ]
+    for order in permutations(range(len(states))):
+        async with database.transaction() as connection:
+            await connection.execute(timers.delete())
+            for batch in [order] if together else [[place] for place in order]:
+                await save(connection, [states[place] for place in batch])
+        assert await kept(database) == [tuple(states[-1])]
+
+
+async def test_a_tombstone_stays_against_what_came_before_it(database: Database) -> None:
+    gone = tombstone("p", "a", 0, version=4, created=1000, at_ms=5000)
+    async with database.transaction() as connection:
+        await save(connection, [gone, state(version=3)])
+        await save(connection, [state(version=2)])
+    ((_, _, _, status, *_),) = await kept(database)
+    assert status == PURGED
+
+
+async def test_a_batch_of_any_size_is_written(database: Database) -> None:
+    rows = [state(id=f"{number:05}") for number in range(2500)]
+    async with database.transaction() as connection:
+        await save(connection, rows)
+        await save(connection, [])
+    assert await kept(database) == [tuple(row) for row in rows]
+
+
+async def test_only_new_and_removed_timers_are_inserted(database: Database) -> None:
+    gone = tombstone("p", "gone", 0, version=4, created=1000, at_ms=5000)
+    async with database.transaction() as connection:
+        await save(connection, [FIRST, gone])
+        wanted = [FIRST, state(id="b"), state(id="gone", created=1000), state(id="gone", created=1001)]
+        wanted = [row._replace(created=row.created + 5) if row.id == "a" else row for row in wanted]
+        assert await insert(connection, wanted) == {("p", "b"), ("p", "gone")}
+        assert await insert(connection, wanted) == set()
+    assert [(row[1], row[10]) for row in await kept(database)] == [("a", 1000), ("b", 1000), ("gone", 1001)]

@@ -1,0 +1,142 @@
+"""A caller is answered once the ledger has it: creates go there first, and what either side lacks is put right."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from sqlalchemy import text
+
+from tests.engine.fleet import Calls, Fleet
+from tests.ledger.copies import agreed, in_ledger, in_redis
+from timers.client import TimerClient, client_over, open_store
+from timers.errors import AlreadyExists, InvalidInput, LedgerUnavailable, NotFound
+from timers.ledger.database import Database
+from timers.store.connect import connect
+
+
+@pytest.fixture
+async def client(fleet: Fleet, database: Database, ledger_url: str) -> AsyncIterator[TimerClient]:
+    """A client of the fleet's db that writes to the ledger."""
+    client = client_over(await open_store(connect(fleet.url)), ledger=ledger_url)
+    yield client
+    await client.close()
+
+
+async def away(database: Database, *, back: bool = False) -> None:
+    """Take the table away that every write needs, or put it back."""
+    async with database.transaction() as connection:
+        await connection.execute(
+            text(f"ALTER TABLE {'away' if back else 'timers_timers'} RENAME TO {'timers_timers' if back else 'away'}")
+        )
+
+
+async def test_the_ledger_has_a_create_before_any_pod_follows(
+    fleet: Fleet, client: TimerClient, database: Database
+) -> None:
+    made = await client.create("note", "a", delay="24h", payload={"x": "ü"}, tags=["t"])
+    assert (made.durability, made.armed, made.to_json().get("durability")) == ("ledger", True, "ledger")
+    assert await in_ledger(database) == await in_redis(fleet.store)
+    assert (await client.get("note", "a")).created_ms == made.created_ms
+
+
+async def test_changes_are_in_the_ledger_when_they_are_answered(
+    fleet: Fleet, client: TimerClient, database: Database
+) -> None:
+    for name in ("changed", "cancelled", "purged", "retried", "fired", "replaced"):
+        await client.create("note", name, delay="24h")
+    await client.change("note", "changed", delay="48h", payload=7)
+    await client.cancel("note", "cancelled")
+    await client.cancel("note", "purged", purge=True)
+    await client.cancel("note", "retried")
+    await client.retry("note", "retried")
+    await client.fire("note", "fired")
+    await client.create("note", "replaced", delay="72h", if_exists="replace", payload="new")
+    assert await in_ledger(database) == await in_redis(fleet.store)
+    assert "note:purged" not in await in_ledger(database)
+
+
+async def test_fast_timers_do_not_wait_for_a_ledger_that_others_need(client: TimerClient, database: Database) -> None:
+    await away(database)
+    plain = [client.create("note", f"plain{n}", delay="24h") for n in range(3)]
+    fast = [client.create("note", f"fast{n}", delay="24h", durability="fast") for n in range(3)]
+    answers = await asyncio.gather(*plain, *fast, return_exceptions=True)
+    await away(database, back=True)
+    assert [isinstance(answer, LedgerUnavailable) for answer in answers] == [True] * 3 + [False] * 3
+
+
+async def test_fast_timers_follow_later(fleet: Fleet, client: TimerClient, database: Database) -> None:
+    made = await client.create("note", "fast", delay="24h", durability="fast")
+    assert made.durability == "fast"
+    results = await client.batch(
+        [
+            {"prefix": "note", "id": str(n), "delay": "24h", "durability": "fast" if n % 2 else "ledger"}
+            for n in range(6)
+        ]
+    )
+    assert [result.timer.durability for result in results if not isinstance(result, Exception)] == [
+        "ledger",
+        "fast",
+    ] * 3
+    assert set(await in_ledger(database)) == {"note:0", "note:2", "note:4"}
+    await fleet.pod(Calls(), ledger=database)
+    assert len(await agreed(database, fleet.store)) == 7
+
+
+async def test_who_was_faster_decides_and_the_ledger_agrees(
+    fleet: Fleet, client: TimerClient, database: Database
+) -> None:
+    before = await fleet.client.create("note", "a", delay="24h", payload="first")
+    with pytest.raises(AlreadyExists):
+        await client.create("note", "a", delay="48h")
+    assert await in_ledger(database) == await in_redis(fleet.store)
+    await fleet.client.change("note", "a", payload="second")
+    kept = await client.create("note", "a", delay="48h", if_exists="keep")
+    assert (kept.payload, kept.created_ms) == ("second", before.created_ms)
+    assert await in_ledger(database) == await in_redis(fleet.store)
+    await fleet.client.create("note", "b", delay="24h")
+    await client.create("note", "b", delay="48h", if_exists="replace", payload="mine")
+    assert await in_ledger(database) == await in_redis(fleet.store)
+
+
+async def test_a_purged_name_is_free_again(fleet: Fleet, client: TimerClient, database: Database) -> None:
+    for payload in range(3):
+        await client.create("note", "a", delay="24h", payload=payload)
+        assert await in_ledger(database) == await in_redis(fleet.store)
+        await client.cancel("note", "a", purge=True)
+        assert await in_ledger(database) == {}
+
+
+async def test_without_the_ledger_nothing_is_armed_or_changed(
+    fleet: Fleet, client: TimerClient, database: Database
+) -> None:
+    await client.create("note", "a", delay="24h")
+    before = await in_redis(fleet.store)
+    await away(database)
+    with pytest.raises(LedgerUnavailable):
+        await client.create("note", "b", delay="24h")
+    with pytest.raises(LedgerUnavailable):
+        await client.batch([{"prefix": "note", "id": "c", "delay": "24h"}])
+    assert (await client.create("note", "fast", delay="24h", durability="fast")).durability == "fast"
+    await away(database, back=True)
+    assert {name: row for name, row in (await in_redis(fleet.store)).items() if name != "note:fast"} == before
+
+
+async def test_a_lost_shard_answers_for_timers_that_are_not_restored_yet(
+    fleet: Fleet, client: TimerClient, database: Database
+) -> None:
+    for name in ("read", "cancelled", "exists"):
+        await client.create("note", name, delay="24h")
+    await fleet.redis.flushall()
+    await fleet.store.identity.refresh()
+    assert (await client.get("note", "read")).version > 1
+    assert (await client.cancel("note", "cancelled")).status == "cancelled"
+    with pytest.raises(AlreadyExists):
+        await client.create("note", "exists", delay="48h")
+    with pytest.raises(NotFound):
+        await client.get("note", "never")
+
+
+async def test_without_a_ledger_its_durability_is_refused(fleet: Fleet) -> None:
+    with pytest.raises(InvalidInput, match="durability: 'ledger' is not accepted; expected fast"):
+        await fleet.client.create("note", "a", delay="24h", durability="ledger")
+    assert (await fleet.client.create("note", "a", delay="24h", durability="fast")).durability == ""

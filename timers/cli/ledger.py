@@ -1,0 +1,136 @@
+"""Owns the commands for the ledger: its database, and giving Redis back what the ledger has."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Final
+
+import typer
+
+from timers.cli.shared import Output, progress, run, show
+from timers.client import TimerClient
+from timers.client.copies import give_back
+from timers.client.facts import give_facts_back
+from timers.engine.following import claim_ledger
+from timers.errors import ConfigurationError
+from timers.ledger import rows
+from timers.ledger.database import Database, SchemaState
+from timers.setting_values import redacted
+from timers.settings import load_worker_settings
+from timers.store.following import COPY, advance, detach, founded, notes
+from timers.store.store import Store
+
+_NONE: Final = "TIMERS_LEDGER_URL is not set; there is no ledger"
+_COUNTED: Final = ("restored", "kept", "running")
+
+app = typer.Typer()
+db = typer.Typer(
+    name="db",
+    help="The ledger's database: bring its tables up to date, show their state, fill it again, or leave it.",
+    no_args_is_help=True,
+)
+app.add_typer(db)
+
+
+@db.command()
+def upgrade() -> None:
+    """Make the tables of the ledger, or bring them to the state that this version needs."""
+
+    async def act(database: Database) -> SchemaState:
+        await database.upgrade()
+        return await database.state()
+
+    _, state = _run(act)
+    typer.echo(f"timers: the ledger's tables are of version {state.found}", err=True)
+
+
+@db.command()
+def status(output: Output = "table") -> None:
+    """Show the state of the ledger's tables. Exits with 1 if this version cannot use them."""
+    url, state = _run(Database.state)
+    show({"database": url, "found": state.found, "needed": state.newest, "problem": state.problem}, output)
+    if state.problem is not None:
+        raise typer.Exit(1)
+
+
+@db.command()
+def refill() -> None:
+    """Have the pods copy all timers from Redis to the ledger again: after its database was emptied or replaced."""
+
+    async def ask(client: TimerClient, store: Store) -> int:
+        await _checked(client)
+        for shard in range(store.shards):
+            stage = (await notes(store, shard, 0)).stage
+            # At an earlier stage it is copied after that anyway. A pod may say meanwhile that it is whole once more.
+            while stage.is_whole and not await advance(store, shard, await founded(store, shard), stage, COPY):
+                stage = (await notes(store, shard, 0)).stage
+        return len(await client.pods())
+
+    who = "the pods copy" if run(ask) else "no pod is alive; the next one copies"
+    typer.echo(f"timers: {who} all timers to the ledger", err=True)
+
+
+@db.command("detach")
+def leave() -> None:
+    """Have Redis note no changes for a ledger any more: after TIMERS_LEDGER_URL was taken from all pods."""
+    run(lambda _, store: detach(store))
+    typer.echo("timers: no changes are noted for a ledger any more", err=True)
+
+
+@app.command()
+def rebuild(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what Redis lacks or has older.")] = False,
+    output: Output = "table",
+) -> None:
+    """Give Redis back what the ledger has and it lacks or has older. API keys, declarations and pauses come
+    first. Pods do this by themselves when Redis has lost its data. Repeat it after an interruption. Exit with 1 if
+    Redis does not take a timer, or another Redis server uses the ledger."""
+
+    async def give(client: TimerClient, store: Store) -> list[dict[str, Any]]:
+        database = await _checked(client)
+        if not dry_run:
+            await claim_ledger(store, database)
+            await give_facts_back(store, database)  # first, so that nothing of a paused prefix starts
+        found, done, report = await rows.count(database), 0, []
+        with progress("rebuild", sum(found.values())) as tell:
+            for shard in found:
+                came = Counter[str]()
+                last, codes = await give_back(store, database, shard, dry_run=dry_run)
+                while last is not None:
+                    came.update(codes)
+                    done += len(codes)
+                    tell(done)
+                    last, codes = await give_back(store, database, shard, last, dry_run=dry_run)
+                counts = {code: came.pop(code, 0) for code in _COUNTED}
+                report.append({"shard": shard, **counts, "refused": came.total()})
+        return report
+
+    report = run(give)
+    show(report, output)
+    if any(row["refused"] for row in report):
+        raise typer.Exit(1)
+
+
+async def _checked(client: TimerClient) -> Database:
+    """The ledger, with tables that this version can use."""
+    if client.ledger is None:
+        raise ConfigurationError(_NONE)
+    await client.ledger.check()
+    return client.ledger
+
+
+def _run(act: Callable[[Database], Awaitable[SchemaState]]) -> tuple[str, SchemaState]:
+    """What `act` finds in the database of the settings, after its URL without the password."""
+    setting = load_worker_settings().ledger_url
+    if setting is None:
+        raise ConfigurationError(_NONE)
+    url = setting.get_secret_value()
+
+    async def opened() -> SchemaState:
+        database = Database(url)
+        try:
+            return await act(database)
+        finally:
+            await database.close()
+
+    return redacted(url), asyncio.run(opened())

@@ -1,0 +1,102 @@
+"""Owns the two forms of a timer that is kept twice, its record in Redis and its row in the ledger, and giving Redis
+back what the ledger has."""
+
+from collections.abc import Iterable
+
+from timers.core.fields import encode
+from timers.core.model import RESTORED, Status, Timer
+from timers.ledger import rows
+from timers.ledger.database import Database
+from timers.ledger.rows import Identity, Row
+from timers.store import codec
+from timers.store.codec import JUMP, LETTERS, STATUSES
+from timers.store.restoring import RecordParts, Restored, put_together, restore, taken_apart
+from timers.store.store import Store
+
+
+def row_of(shard: int, prefix: str, timer_id: str, record: bytes) -> Row | None:
+    """The row of a record; None if it cannot be read."""
+    try:
+        parts = taken_apart(record)
+        newest = parts.history[-1] if parts.history else b""
+        return Row(
+            prefix,
+            timer_id,
+            shard,
+            STATUSES[parts.status].value,
+            parts.version,
+            parts.token,
+            parts.attempt,
+            parts.failures,
+            parts.occurrence,
+            parts.due_ms,
+            parts.created_ms,
+            int(newest.partition(b" ")[0] or parts.created_ms),
+            parts.spec.decode(),
+            parts.progress.decode(),
+            b"\n".join(parts.history).decode(),
+        )
+    except ValueError:
+        return None
+
+
+def record_of(row: Row) -> bytes:
+    """The record of a row; empty, which `restore` calls unreadable, if somebody has written into the row what a record
+    cannot hold. A run is lost with the db, so its timer is scheduled, for the same occurrence."""
+    try:
+        return _record_of(row)
+    except ValueError:
+        return b""
+
+
+def _record_of(row: Row) -> bytes:
+    status = Status(row.status)
+    letter = LETTERS[Status.SCHEDULED if status is Status.RUNNING else status]
+    counts = (row.version, row.attempt, row.failures, row.occurrence, row.token, row.created, row.due)
+    history = row.history.encode().split(b"\n") if row.history else []
+    return put_together(RecordParts(letter, *counts, row.spec.encode(), row.progress.encode(), history))
+
+
+def restored(found: Iterable[Row]) -> list[Restored]:
+    """What gives these rows back to Redis."""
+    return [Restored(row.prefix, row.id, record_of(row)) for row in found]
+
+
+def row_of_timer(shard: int, timer: Timer) -> Row:
+    """The row of a timer that was read or armed."""
+    stored = timer.history
+    return Row(
+        timer.prefix,
+        timer.id,
+        shard,
+        timer.status.value,
+        timer.version,
+        timer.token,
+        timer.attempt,
+        timer.failures,
+        timer.occurrence,
+        timer.due_ms,
+        timer.created_ms,
+        timer.updated_ms,
+        encode(timer.spec),
+        codec.encode_progress(timer.progress),
+        stored.latest(0).decode().removeprefix("\n") if isinstance(stored, codec.StoredHistory) else "",
+    )
+
+
+async def give_back(
+    store: Store,
+    database: Database,
+    shard: int,
+    after: Identity = ("", ""),
+    *,
+    since_ms: int = 0,
+    dry_run: bool = False,
+) -> tuple[Identity | None, list[str]]:
+    """Make Redis hold the next timers that the ledger has of a shard, changed since a time. Returns the last of them
+    (None: there are no more), and what became of each, as `restore`."""
+    page = await rows.page(database, shard, *after, since_ms=since_ms)
+    if not page:
+        return None, []
+    codes = await restore(store, restored(page), cause=RESTORED, jump=JUMP, dry_run=dry_run)
+    return (page[-1].prefix, page[-1].id), codes

@@ -1,0 +1,63 @@
+"""Owns what a db needs besides its timers to go on as before: API keys, declarations and pauses, as the ledger keeps
+them. (Hooks are said again by the pods that ask for them.)
+
+The functions raise Unavailable and LedgerUnavailable.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+from timers.ledger import facts
+from timers.ledger.database import Database
+from timers.store.callers import Callers
+from timers.store.copying import put_declaration, put_key, put_pause, read_declarations, read_pauses
+from timers.store.following import is_still
+from timers.store.membership import Declaration
+from timers.store.store import Store
+
+Facts = Mapping[tuple[str, str], str]
+"""By kind and name: an API `key`'s entry, who `declared` a prefix (`<ms> <pod>`), since when one is `paused` (ms, or
+nothing)."""
+
+KEY: Final = "key"
+DECLARED: Final = "declared"
+PAUSED: Final = "paused"
+
+
+async def keep_facts(store: Store, database: Database, known: Facts | None) -> Facts | None:
+    """Write what has changed in Redis since `known`. A fact that is gone is deleted only if the same db had it then.
+    Returns what there is now; None if the db was lost meanwhile."""
+    epoch, now = store.identity.epoch, await _read(store)
+    if not await is_still(store, epoch):
+        return None
+    changed = {fact: value for fact, value in now.items() if known is None or known.get(fact) != value}
+    gone = [] if known is None else [fact for fact in known if fact not in now]
+    if changed or gone:
+        await database.do(partial(facts.write, changed=changed, gone=gone))
+    return now
+
+
+async def give_facts_back(store: Store, database: Database) -> None:
+    """Put back what the ledger has and Redis has not."""
+    for (kind, name), value in (await database.do(facts.read, writes=False)).items():
+        match kind:
+            case "key":
+                await put_key(store, name, value, if_exists="newer", dry_run=False)
+            case "declared":
+                at, _, pod = value.partition(" ")
+                await put_declaration(store, name, Declaration(int(at), pod), dry_run=False)
+            case "paused":
+                since_ms = int(value) if value else None
+                await put_pause(store, name, since_ms, if_exists="newer", dry_run=False)
+            case _:
+                pass  # of a later version
+
+
+async def _read(store: Store) -> dict[tuple[str, str], str]:
+    declared, pauses = await read_declarations(store), await read_pauses(store)
+    return {
+        **{(KEY, key_id): entry for key_id, entry in (await Callers(store).entries()).items()},
+        **{(DECLARED, prefix): f"{said.at_ms} {said.pod}" for prefix, said in declared.items()},
+        **{(PAUSED, prefix): "" if since_ms is None else str(since_ms) for prefix, since_ms in pauses.items()},
+    }

@@ -1,0 +1,116 @@
+"""Owns carrying out rows of the ledger's inbox on Redis: what each asks for, as if it were done when the row was
+written, and what the ledger keeps of the timer then."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from timers.client.client import TimerClient
+from timers.client.copies import row_of_timer
+from timers.client.planning import REASONS, Armed, Reason, armed, own_due_ms, plan, tried
+from timers.core.model import Timer
+from timers.core.requests import Request, read_request
+from timers.core.spec import TimerChange
+from timers.errors import NotFound
+from timers.ledger.inbox import Taken
+from timers.ledger.rows import Row, tombstone
+from timers.store.marks import CAUSE
+from timers.store.store import Arming, Store
+
+TOGETHER: Final = 50
+"""Actions on existing timers that are under way at once."""
+
+Result = Row | Reason | None
+"""What a row comes to: the timer as it is then (None if it is gone), or why it cannot be done."""
+
+
+async def carry_out(client: TimerClient, taken: Sequence[Taken]) -> list[Result]:
+    """The result of each row; no two may be of the same timer. A row that was carried out before, by a pod that died
+    before it could delete the row, is done already. Raises Unavailable; any of the rows may be done then."""
+    read = [tried(read_request, row.prefix, row.id, row.action, row.body) for row in taken]
+    results: dict[int, Result] = {place: each for place, each in enumerate(read) if not isinstance(each, Request)}
+    asked = [(place, taken[place], each) for place, each in enumerate(read) if isinstance(each, Request)]
+    results |= await _arm(client, [one for one in asked if one[2].new is not None])
+    results |= await _act(client, [one for one in asked if one[2].new is None])
+    return [results[place] for place in range(len(taken))]
+
+
+_Asked = Sequence[tuple[int, Taken, Request]]
+
+
+async def _arm(client: TimerClient, asked: _Asked) -> dict[int, Result]:
+    if not asked:
+        return {}
+    store = await client._open()
+    planned = {place: tried(_planned, row, each, store.clock.now_ms()) for place, row, each in asked}
+    armings = {place: each for place, each in planned.items() if isinstance(each, Arming)}
+    results: dict[int, Result] = {place: each for place, each in planned.items() if not isinstance(each, Arming)}
+    refused = await client._declared.refusals({arming.prefix for arming in armings.values()})
+    results |= {place: refused[each.prefix] for place, each in armings.items() if each.prefix in refused}
+    served = {place: each for place, each in armings.items() if each.prefix not in refused}
+    answers = await client._quotas.arm(list(served.values()), None)
+    for (place, arming), answer in zip(served.items(), answers, strict=True):
+        result = None if answer.code == "done" else tried(armed, answer, arming, None)
+        results[place] = _row(store, result.timer) if isinstance(result, Armed) else result
+    return results
+
+
+def _planned(row: Taken, asked: Request, now_ms: float) -> Arming:
+    """Due as if it were armed when the row was written. The server counts the delay, so that no clock but its own
+    matters."""
+    if asked.new is None:
+        raise ValueError("a create has a timer")
+    arming = plan(asked.new, now_ms - row.age_ms, asked.traceparent, f"{CAUSE} {row.mark}")
+    return arming._replace(due=f"+{int(arming.due[1:]) - row.age_ms}") if arming.due[0] == "+" else arming
+
+
+async def _act(client: TimerClient, asked: _Asked) -> dict[int, Result]:
+    if not asked:
+        return {}
+    store = await client._open()
+    results: dict[int, Result] = {}
+    for start in range(0, len(asked), TOGETHER):
+        some = asked[start : start + TOGETHER]
+        found = await store.get([(row.prefix, row.id) for _, row, _ in some])
+        acts = [_act_on(client, timer, row, each) for timer, (_, row, each) in zip(found, some, strict=True)]
+        done = await asyncio.gather(*acts)
+        results |= {place: result for (place, *_), result in zip(some, done, strict=True)}
+    return results
+
+
+async def _act_on(client: TimerClient, found: Timer | None, row: Taken, asked: Request) -> Result:
+    store, by = await client._open(), f"{CAUSE} {row.mark}"
+    if found is not None and any(entry.by == by for entry in found.history):
+        return _row(store, found)
+    try:
+        timer = await _acted(client.acting(by), row, asked)
+    except NotFound as error:
+        return None if asked.action == "purge" else error
+    except REASONS as error:
+        return error
+    if asked.action != "purge":
+        return _row(store, timer)
+    shard, now_ms = store.shard_of(row.prefix, row.id), round(store.clock.now_ms())
+    return tombstone(row.prefix, row.id, shard, version=timer.version + 1, created=timer.created_ms, at_ms=now_ms)
+
+
+def _row(store: Store, timer: Timer) -> Row:
+    return row_of_timer(store.shard_of(timer.prefix, timer.id), timer)
+
+
+async def _acted(client: TimerClient, row: Taken, asked: Request) -> Timer:
+    if asked.change is not None:
+        now_ms = (await client._open()).clock.now_ms() - row.age_ms
+        return await client.change(row.prefix, row.id, _moved(asked.change, now_ms))
+    if asked.action == "retry":
+        return await client.retry(row.prefix, row.id)
+    if asked.action == "fire":
+        return await client.fire(row.prefix, row.id)
+    return await client.cancel(row.prefix, row.id, purge=asked.action == "purge")
+
+
+def _moved(change: TimerChange, now_ms: float) -> TimerChange:
+    """The change with its due time counted from then."""
+    due_ms = own_due_ms(change, now_ms)
+    kept = change.model_dump(exclude_unset=True, exclude={"delay", "due_at"})
+    return change if due_ms is None else TimerChange.parse({**kept, "due_at": due_ms})

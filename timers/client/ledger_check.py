@@ -1,0 +1,77 @@
+"""Owns the doctor's check of the ledger: its tables, and whether it has what Redis has."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from timers.client.fleet import shortened
+from timers.errors import LedgerUnavailable
+from timers.ledger import inbox
+from timers.ledger.database import Database
+from timers.store.checkup import Check, Level, judged
+from timers.store.following import CHECK, COPY, RESTORE, behind, stages
+from timers.store.store import Store
+
+LATE_MS: Final = 60_000
+"""A change that has waited this long is not just the next to be copied."""
+
+REFUSED_SHOWN: Final = 3
+
+_NOT_ARMED: Final = "nothing is armed with durability `ledger`, and changes of timers wait in Redis to be copied"
+
+
+async def check_ledger(store: Store, database: Database) -> Check:
+    """Raises Unavailable."""
+    try:
+        state = await database.state()
+        if state.problem is not None:
+            level: Level = "fail"
+            repair = "`timers db upgrade`" if state.is_old else "upgrade the pods"
+            return Check("ledger", level, f"its database cannot be used: {state.problem}", _NOT_ARMED, repair)
+        refused = await database.do(inbox.count_refused, writes=False)
+        newest = await database.do(lambda c: inbox.last_refused(c, REFUSED_SHOWN), writes=False)
+    except LedgerUnavailable as error:
+        repair = "start its database, or correct TIMERS_LEDGER_URL; the pods go on by themselves"
+        return Check("ledger", "fail", str(error), _NOT_ARMED, repair)
+    reached = await stages(store, range(store.shards))
+    waiting, oldest_ms = await behind(store)
+
+    def at(*what: str) -> Sequence[str]:
+        return [str(shard) for shard, stage in reached.items() if stage.what in what]
+
+    restoring, copying = at(RESTORE.what, CHECK), at(COPY.what)
+
+    look = (
+        "pods with TIMERS_LEDGER_URL go on by themselves; if not, see `ledger` under services in /readyz of the workers"
+    )
+    shown = "; ".join(f"{prefix}:{timer_id} ({problem})" for prefix, timer_id, problem in newest)
+    said = f"{waiting} changes wait, the oldest for {oldest_ms // 1000} s or more"
+    lost = "if Redis loses its data now, these changes are lost"
+    insert = (
+        "repair them and insert them again into timers_inbox, or do without, then delete them from timers_inbox_refused"
+    )
+    return judged(
+        "ledger",
+        f"the ledger has all shards; {waiting} changes wait to be copied",
+        (
+            bool(restoring),
+            "warn",
+            f"shards that still get what the ledger has: {shortened(restoring)}",
+            "timers of theirs may not be in Redis yet, and run late",
+            look,
+        ),
+        (
+            bool(copying),
+            "warn",
+            f"shards that are still copied to the ledger: {shortened(copying)}",
+            "if Redis loses its data now, some of their timers are lost",
+            look,
+        ),
+        (oldest_ms > LATE_MS, "warn", said, lost, look),
+        (
+            bool(refused),
+            "warn",
+            f"{refused} rows of the inbox were refused, such as {shown}",
+            "nothing did what they ask for",
+            insert,
+        ),
+    )

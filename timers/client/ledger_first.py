@@ -1,0 +1,164 @@
+"""Owns writing to the ledger before a caller is answered: new timers before Redis has them, changes right after.
+
+A new timer's row is what Redis will make of it, creation and all, so nothing has to be written again. If Redis already
+has a timer of that name, Redis decides, and the row follows it.
+"""
+
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import Final, Literal
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from timers.client.copies import record_of, restored, row_of_timer
+from timers.core.model import RESTORED, Timer
+from timers.errors import Unavailable
+from timers.ledger import rows
+from timers.ledger.database import Database
+from timers.ledger.rows import Row
+from timers.store import codec
+from timers.store.callers import Quota, Quotas
+from timers.store.codec import JUMP
+from timers.store.following import stages
+from timers.store.restoring import restore
+from timers.store.store import Arming, Identity, Reply, Store
+
+FAST: Final[Literal["fast"]] = "fast"
+LEDGER: Final[Literal["ledger"]] = "ledger"
+
+
+class LedgerFirst:
+    """The writes of one client. Every method raises LedgerUnavailable."""
+
+    def __init__(self, store: Store, quotas: Quotas, database: Database, durability: str) -> None:
+        """`durability` is that of timers that ask for none."""
+        self._store, self._quotas, self._database, self._default = store, quotas, database, durability
+
+    async def arm(self, armings: Sequence[Arming], quota: Quota | None = None) -> list[Reply]:
+        """As `Quotas.arm`; first in the ledger, unless a timer asks for less. While Redis is away new timers are armed
+        later, which their `armed` says, and the ledger decides what exists."""
+        firsts = [place for place, a in enumerate(armings) if (a.durability or self._default) == LEDGER]
+        sent, written = await self._write([armings[place] for place in firsts])
+        asked = list(armings)
+        for place, arming in zip(firsts, sent, strict=True):
+            asked[place] = arming
+        try:
+            replies = await self._quotas.arm(asked, quota)
+        except Unavailable as away:
+            if len(firsts) < len(armings) or quota is not None:
+                raise
+            return await self._unarmed(sent, written, away)
+        for place in firsts:
+            arming, reply = asked[place], replies[place]
+            is_new = reply.code in ("exists", "kept") and (arming.prefix, arming.id) in written
+            if is_new and reply.timer is not None and reply.timer.created_ms == arming.created_ms:
+                replies[place] = reply._replace(code="created")  # a pod that restores the shard was faster
+        await self._correct([asked[place] for place in firsts], [replies[place] for place in firsts], written)
+        for place, reply in enumerate(replies):
+            if reply.timer is not None and reply.code in ("created", "replaced"):
+                timer = reply.timer._replace(durability=LEDGER if place in firsts else FAST)
+                replies[place] = reply._replace(timer=timer)
+        return replies
+
+    async def _write(self, armings: Sequence[Arming]) -> tuple[list[Arming], set[Identity]]:
+        """Write the rows of new timers. Returns the armings as Redis is to be sent them, and which are new."""
+        now_ms = round(self._store.clock.now_ms())
+        sent = [arming._replace(due=_absolute(arming.due, now_ms), created_ms=now_ms) for arming in armings]
+        if not sent:
+            return sent, set()
+        written = await self._database.do(partial(rows.insert, rows=[self._row(_timer(a)) for a in sent]))
+        there = [(a.prefix, a.id) for a in sent if (a.prefix, a.id) not in written]
+        await self.give_back(there)
+        return [a if (a.prefix, a.id) in written else a._replace(created_ms=0) for a in sent], written
+
+    async def _correct(
+        self, armings: Sequence[Arming], replies: Sequence[Reply], written: Collection[Identity]
+    ) -> None:
+        """Make the ledger agree with what Redis said: take rows of timers back that Redis did not make, and write those
+        that it had or has changed."""
+        wrong, found = [], []
+        for arming, reply in zip(armings, replies, strict=True):
+            timer = reply.timer
+            if (arming.prefix, arming.id) in written and (timer is None or timer.created_ms != arming.created_ms):
+                wrong.append((arming.prefix, arming.id, arming.created_ms))
+            if timer is not None and reply.code != "created":
+                found.append(self._row(timer))
+        if wrong or found:
+
+            async def correct(connection: AsyncConnection) -> None:
+                await rows.take_back(connection, wrong)
+                await rows.save(connection, found)
+
+            await self._database.do(correct)
+
+    async def _unarmed(
+        self, armings: Sequence[Arming], written: Collection[Identity], away: Unavailable
+    ) -> list[Reply]:
+        """The replies while Redis is away. Raises `away` if one cannot be decided without it."""
+        new = {(a.prefix, a.id): a.created_ms for a in armings if (a.prefix, a.id) in written}
+        others = [(a.prefix, a.id) for a in armings if (a.prefix, a.id) not in new]
+
+        async def decide(connection: AsyncConnection) -> dict[Identity, Row]:
+            await rows.await_arming(connection, [(*identity, created_ms) for identity, created_ms in new.items()])
+            return await rows.find(connection, others)
+
+        there = await self._database.do(decide)
+        replies = []
+        for arming in armings:
+            row = there.get((arming.prefix, arming.id))
+            if (arming.prefix, arming.id) in new:
+                unarmed = _timer(arming)._replace(armed=False, durability=LEDGER)
+                replies.append(Reply("created", unarmed))
+            elif row is None or arming.if_exists == "replace":
+                raise away
+            else:
+                timer = codec.readable(row.prefix, row.id, record_of(row))
+                replies.append(Reply("kept" if arming.if_exists == "keep" else "exists", timer))
+        return replies
+
+    async def ready(self, identity: Identity) -> None:
+        """Before a change of a timer: raises LedgerUnavailable if the ledger is away, so that nothing was changed then.
+        Gives the timer back if Redis was lost and is still being restored."""
+        await self._database.ping()
+        await self.give_back([identity])
+
+    async def keep(self, timer: Timer, *, removed: bool) -> None:
+        """Write what a change has made of a timer."""
+        row = self._row(timer)
+        if removed:
+            row = rows.tombstone(
+                row.prefix, row.id, row.shard, version=row.version + 1, created=row.created, at_ms=row.changed
+            )
+        await self._database.do(partial(rows.save, rows=[row]))
+
+    async def give_back(self, identities: Sequence[Identity]) -> None:
+        """Restore these timers at once if their shards were lost and are still being restored."""
+        shards = {self._store.shard_of(*identity) for identity in identities}
+        if not shards:
+            return
+        try:
+            lost = {shard for shard, stage in (await stages(self._store, sorted(shards))).items() if not stage.is_whole}
+        except Unavailable:
+            return  # what follows finds that out for itself
+        some = [identity for identity in identities if self._store.shard_of(*identity) in lost]
+        if some:
+            found = await self._database.do(partial(rows.find, identities=some))
+            await restore(self._store, restored(found.values()), cause=RESTORED, jump=JUMP)
+
+    def _row(self, timer: Timer) -> Row:
+        return row_of_timer(self._store.shard_of(timer.prefix, timer.id), timer)
+
+
+def _absolute(due: str, now_ms: int) -> str:
+    return due if due.startswith("@") else f"@{now_ms + int(due)}"
+
+
+def _timer(arming: Arming) -> Timer:
+    return codec.new_record(
+        arming.prefix,
+        arming.id,
+        due_ms=int(arming.due[1:]),
+        created_ms=arming.created_ms,
+        spec=arming.spec,
+        progress=arming.progress,
+    )

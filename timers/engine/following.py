@@ -1,0 +1,282 @@
+"""Owns that the ledger and Redis agree: what Redis changes is copied to the ledger, and what Redis has lost is given
+back.
+
+Notes lie in each shard and are taken away only once the ledger has what they say. So a database that is away for an
+hour loses no change, and neither does a pod that dies. A shard says itself how far it has come. One that was lost says
+nothing, and begins with what the ledger has of it.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from timers.client.copies import give_back, restored, row_of
+from timers.client.facts import Facts, give_facts_back, keep_facts
+from timers.engine.peers import Peers
+from timers.engine.pod import Pod
+from timers.errors import LedgerUnavailable
+from timers.ledger import rows
+from timers.ledger.database import Database
+from timers.ledger.holding import hold
+from timers.ledger.rows import Row
+from timers.logs import get_logger
+from timers.store import keys
+from timers.store.following import (
+    BUCKETS,
+    CHECK,
+    COPY,
+    PAGE,
+    WHOLE,
+    Note,
+    Notes,
+    Stage,
+    advance,
+    founded,
+    left,
+    notes,
+    records,
+    server_of,
+    stages,
+)
+from timers.store.restoring import restore
+from timers.store.store import Store
+
+FOLLOW_SECONDS: Final = 0.25
+"""The pause between two looks for changes."""
+
+HOLD_SECONDS: Final = 2.0
+FACTS_SECONDS: Final = 2.0
+"""How often it is said that this db uses the ledger, and how often keys, declarations and pauses are compared."""
+
+CHECKED_MS: Final = 60_000
+"""How much longer before that a timer may have been created in the ledger that Redis got afterwards."""
+
+COPIED: Final = 16
+"""Buckets that are copied before the shard says so."""
+
+HELP_SECONDS: Final = 1.0
+
+CLEAN_SECONDS: Final = 60.0
+TOMBSTONES_MS: Final = 3_600_000
+"""How long the row of a removed timer stays, so that a copy of it that comes late finds it."""
+
+_THERE: Final = frozenset(("restored", "kept"))
+"""Codes of records that Redis has by now."""
+
+_log = get_logger("timers.ledger")
+
+
+class Following:
+    """What a pod does for the ledger, for the shards where it has rank 0. Two pods that do it at once do no harm."""
+
+    def __init__(self, pod: Pod, peers: Peers, database: Database) -> None:
+        self._pod, self._store, self._peers, self._database = pod, pod.store, peers, database
+        self._saved: dict[int, Sequence[Note]] = {}
+        """By shard: notes of the last page, which the next look takes away."""
+        self._left: dict[int, int] = {}
+        self._followed: dict[int, float] = {}
+        """By shard: when the last look after which the ledger had all changes began."""
+        self._unlike: set[int] = set()
+        """Shards that do not agree with the ledger yet."""
+        self._fails = False
+        """Whether the ledger was away at the last look."""
+        self._servers: set[str] = set()
+        """The Redis servers that this pod has met at its URL, one after the other."""
+        self._facts: Facts | None = None
+        self._facts_at = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Changes that the ledger did not have at the last look, in the shards that this pod leads."""
+        return sum(self._left.values())
+
+    @property
+    def lag_seconds(self) -> float:
+        """How old the oldest change that the ledger may not have is at most. While the ledger is away, a shard that was
+        not looked at may have some too."""
+        if not (self.waiting or self._unlike or self._fails or self._database.trouble):
+            return 0.0
+        now = time.monotonic()
+        return now - min(self._followed.values(), default=now)
+
+    async def run(self) -> None:
+        """The service `ledger`."""
+        try:
+            await self._follow_all()
+        except LedgerUnavailable:
+            self._fails = True
+            await self._count()
+            raise
+
+    async def _count(self) -> None:
+        """Only count the changes that wait."""
+        led = list(self._peers.led(self._pod.shards))
+        self._left = await left(self._store, led)
+        for shard in led:
+            self._followed.setdefault(shard, time.monotonic())
+
+    async def _follow_all(self) -> None:
+        clean_at = hold_at = help_at = 0.0
+        while True:
+            if time.monotonic() >= hold_at:
+                await claim_ledger(self._store, self._database, self._servers)
+                hold_at = time.monotonic() + HOLD_SECONDS
+            led = list(self._peers.led(self._pod.shards))
+            for by_shard in (self._saved, self._left, self._followed):
+                for shard in by_shard.keys() - set(led):
+                    by_shard.pop(shard)
+            self._unlike &= set(led)
+            found = 0
+            for shard in led:
+                found += await self._follow(shard)
+            if time.monotonic() >= help_at:
+                help_at = time.monotonic() + HELP_SECONDS
+                found += await self._help([shard for shard in self._pod.shards if shard not in led])
+            await self._arm_pending(led)
+            await self._keep_facts()
+            if led and time.monotonic() >= clean_at:
+                clean_at = time.monotonic() + CLEAN_SECONDS
+                await rows.clean(self._database, self._now_ms() - TOMBSTONES_MS)
+            self._fails = False
+            await asyncio.sleep(FOLLOW_SECONDS if found < PAGE else 0)
+
+    async def _keep_facts(self) -> None:
+        """Copy what else a restore needs, where this pod leads the first shard."""
+        if self._peers.rank(0) != 0:
+            self._facts = None
+        elif time.monotonic() >= self._facts_at:
+            self._facts = await keep_facts(self._store, self._database, self._facts)
+            self._facts_at = time.monotonic() + FACTS_SECONDS
+
+    async def _help(self, others: Sequence[int]) -> int:
+        """Restore shards that other pods lead, if they were lost: their pods may be lost too, which is known only
+        seconds later. A server loses all shards at once, so one tells. Returns how many there were."""
+        if not others or (await stages(self._store, others[:1]))[others[0]].is_whole:
+            return 0
+        lost = [shard for shard, stage in (await stages(self._store, others)).items() if not stage.is_whole]
+        for shard in lost:
+            await self._follow(shard)
+        return len(lost)
+
+    async def _arm_pending(self, led: Sequence[int]) -> None:
+        """Arm timers that callers armed while Redis was away."""
+        while led and (page := await rows.pending(self._database, led)):
+            codes = await restore(self._store, restored(page))
+            there = [row for row, code in zip(page, codes, strict=True) if code in _THERE]
+            await self._database.do(partial(rows.armed, made=there))
+            if not _THERE.issuperset(codes):
+                break
+
+    async def _follow(self, shard: int) -> int:
+        """Copy what has changed by now. Returns how many notes there were."""
+        began, count = time.monotonic(), 0
+        self._followed.setdefault(shard, began)
+        found = await self._read(shard, 0)
+        stage = found.stage
+        if not stage.is_whole and stage.what != CHECK:
+            self._unlike.add(shard)
+            await self._agree(shard, stage)
+            return PAGE
+        self._unlike.discard(shard)
+        while True:
+            await self._save(row for note in found.notes if (row := self._row(shard, note)) is not None)
+            self._saved[shard] = found.notes
+            count += len(found.notes)
+            if not found.cursor:
+                break
+            found = await self._read(shard, found.cursor)
+        if stage.what == CHECK:  # after the notes, which know better what was removed
+            await self._agree(shard, stage)
+        self._followed[shard], self._left[shard] = began, max(0, self._left[shard] - len(found.notes))
+        return count
+
+    async def _read(self, shard: int, cursor: int) -> Notes:
+        saved = self._saved.pop(shard, ())
+        found = await notes(self._store, shard, cursor, saved)
+        self._left[shard] = found.left
+        return found
+
+    def _row(self, shard: int, note: Note) -> Row | None:
+        """What is to be kept of a change. A record that is missing without a word, or that cannot be read, changes
+        nothing."""
+        prefix, timer_id = keys.identity_of(note.member)
+        if note.record is not None:
+            return row_of(shard, prefix, timer_id, note.record)
+        if not note.gone:
+            return None
+        # One newer than the state before: the removal itself has no version.
+        return rows.tombstone(
+            prefix, timer_id, shard, version=note.version + 1, created=note.created_ms, at_ms=self._now_ms()
+        )
+
+    async def _save(self, changed: Iterable[Row]) -> None:
+        if some := list(changed):
+            await self._database.do(partial(rows.save, rows=some))
+
+    async def _agree(self, shard: int, stage: Stage) -> None:
+        """Give the shard what the ledger has and it lacks, then copy what the ledger lacks. Goes on where another pod
+        was. If the shard is lost meanwhile, the next look begins anew."""
+        carried, began, count = await founded(self._store, shard), time.monotonic(), 0
+        while not stage.is_whole:
+            if stage.what == COPY.what:
+                reached = await self._copy(shard, int(stage.place))
+            elif stage.what == CHECK:
+                reached, some = await self._check(shard, int(stage.place))
+                count += some
+            else:
+                reached, some = await self._restore(shard, stage.place)
+                count += some
+            if not await advance(self._store, shard, carried, stage, reached):
+                return
+            stage = reached
+        _log.info("the ledger has all timers", shard=shard, restored=count, seconds=round(time.monotonic() - began, 1))
+
+    async def _check(self, shard: int, agreed_ms: int) -> tuple[Stage, int]:
+        """Give back what has changed since the shard last agreed, on a server that may not have it. Returns the stage
+        after it, and how many timers were lost or older."""
+        last: rows.Identity | None = ("", "")
+        count = 0
+        while last is not None:
+            since_ms = agreed_ms - CHECKED_MS
+            last, codes = await give_back(self._store, self._database, shard, last, since_ms=since_ms)
+            count += codes.count("restored")
+        return WHOLE, count
+
+    async def _restore(self, shard: int, place: str) -> tuple[Stage, int]:
+        """Give a page of the ledger back. Returns the stage after it, and how many timers the shard lacked."""
+        if not place:
+            await give_facts_back(self._store, self._database)
+        last, codes = await give_back(self._store, self._database, shard, keys.identity_of(place))
+        return COPY if last is None else Stage("restore", ":".join(last)), codes.count("restored")
+
+    async def _copy(self, shard: int, first: int) -> Stage:
+        """Copy some buckets to the ledger. Returns the stage after them."""
+        for bucket in range(first, first + COPIED):
+            cursor = -1
+            while cursor:
+                cursor, found = await records(self._store, shard, bucket, max(cursor, 0))
+                await self._save(_rows(shard, found))
+        return WHOLE if first + COPIED == BUCKETS else Stage(COPY.what, str(first + COPIED))
+
+    def _now_ms(self) -> int:
+        return round(self._store.clock.now_ms())
+
+
+async def claim_ledger(store: Store, database: Database, known: set[str] | None = None) -> None:
+    """Say that this db uses the ledger. `known` Redis servers were this db's before, and the present one is added.
+    Raises LedgerUnavailable if another db does."""
+    known = set() if known is None else known
+    known.add(server := await server_of(store))
+    identity = store.identity
+    said = partial(hold, epoch=identity.epoch, server=server, shards=identity.shards, known=known)
+    if (other := await database.do(said)) is not None:
+        raise LedgerUnavailable(f"the ledger is not available: {other}")
+
+
+def _rows(shard: int, found: Mapping[str, bytes]) -> Iterator[Row]:
+    """The rows of records, by member, that can be read."""
+    for member, record in found.items():
+        if (row := row_of(shard, *keys.identity_of(member), record)) is not None:
+            yield row

@@ -1,0 +1,211 @@
+"""Owns the connection to the ledger's database: how it is opened, its errors, and the state of its tables."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, event, make_url, select
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from timers.errors import ConfigurationError, LedgerUnavailable
+from timers.ledger.inbox import set_notify
+from timers.ledger.schema import VERSION_TABLE
+from timers.setting_values import LEDGER_URL
+
+T = TypeVar("T")
+
+BUSY_SECONDS: Final = 5.0
+"""How long a call waits for a connection, and on SQLite for another writer."""
+
+END_SECONDS: Final = 1.0
+"""How long a transaction whose caller was cancelled may take to end."""
+
+CONNECTIONS: Final = 8
+"""The most connections of one process. Callers at the same time share transactions."""
+
+_OPTIONS: Final = {"version_table": VERSION_TABLE}
+_MIGRATIONS: Final = Path(__file__).with_name("migrations")
+_AWAY: Final = "the ledger is not available"
+_UPGRADE: Final = "run `timers db upgrade`"
+# PgBouncer gives each transaction another connection, which does not know the statements prepared on the one before.
+_UNPREPARED: Final[dict[str, dict[str, Any]]] = {
+    "asyncpg": {"statement_cache_size": 0, "prepared_statement_cache_size": 0, "timeout": BUSY_SECONDS},
+    "psycopg": {"prepare_threshold": None, "connect_timeout": int(BUSY_SECONDS)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaState:
+    """Which migration the database has, the newest that this version has, and what to do about a difference."""
+
+    found: str | None
+    newest: str
+    known: bool
+
+    @property
+    def is_old(self) -> bool:
+        """Whether `timers db upgrade` would help."""
+        return self.found is None or (self.known and self.found != self.newest)
+
+    @property
+    def problem(self) -> str | None:
+        """Why this version cannot use the database; None if it can."""
+        if self.found == self.newest:
+            return None
+        if self.found is None:
+            return f"it has no tables of the ledger yet: {_UPGRADE}"
+        if self.known:
+            return f"its tables are of an earlier version ({self.found}, this one needs {self.newest}): {_UPGRADE}"
+        return f"its tables are of a later version ({self.found}, this one knows up to {self.newest}): use that version"
+
+
+class Database:
+    """The ledger's database. Safe to share within an event loop. Every call raises LedgerUnavailable while the
+    database is away."""
+
+    def __init__(self, url: str) -> None:
+        """Opens nothing yet. Raises ConfigurationError for a URL that cannot be used, without its password."""
+        self.engine = _engine(url)
+        self.dialect = self.engine.dialect.name
+        self._failed: str | None = None
+        self._under_way: list[float] = []
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last access did not work, or that one has had no answer for long; None if all is well."""
+        waited = time.monotonic() - min(self._under_way, default=inf)
+        return f"{_AWAY}: no answer for {waited:.0f} s" if waited > BUSY_SECONDS else self._failed
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.engine.dispose()
+
+    @asynccontextmanager
+    async def transaction(self, *, writes: bool = True) -> AsyncIterator[AsyncConnection]:
+        """A transaction, committed at the end. On SQLite one that `writes` has the only right to write from the
+        start."""
+        began = time.monotonic()
+        self._under_way.append(began)
+        try:
+            with translated():
+                async with self.engine.execution_options(writes=writes).begin() as connection:
+                    yield connection
+            self._failed = None
+        except LedgerUnavailable as error:
+            self._failed = str(error)
+            raise
+        finally:
+            self._under_way.remove(began)
+
+    async def do(self, work: Callable[[AsyncConnection], Awaitable[T]], *, writes: bool = True) -> T:
+        """Do something in a transaction of its own. A caller that is cancelled waits a moment for it, because a
+        connection cannot be used again after a call that nobody waits for."""
+        doing = asyncio.create_task(self._do(work, writes))
+        try:
+            return await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            await asyncio.wait({doing}, timeout=END_SECONDS)
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
+            raise
+
+    async def _do(self, work: Callable[[AsyncConnection], Awaitable[T]], writes: bool) -> T:
+        async with self.transaction(writes=writes) as connection:
+            return await work(connection)
+
+    async def run(self, call: Callable[[Connection], T]) -> T:
+        """Run a plain function in a transaction."""
+        async with self.transaction() as connection:
+            return await connection.run_sync(call)
+
+    async def ping(self) -> None:
+        """Make sure that the database answers."""
+        await self.do(lambda connection: connection.execute(select(1)))
+
+    async def state(self) -> SchemaState:
+        """The state of the tables. Changes nothing."""
+        found = await self.run(lambda c: MigrationContext.configure(c, opts=_OPTIONS).get_current_revision())
+        script = ScriptDirectory(str(_MIGRATIONS))
+        newest = script.get_current_head() or ""
+        known = found in {revision.revision for revision in script.walk_revisions()}
+        return SchemaState(found, newest, known)
+
+    async def check(self) -> None:
+        """Raises ConfigurationError, with what to do, unless the tables are those of this version."""
+        if (problem := (await self.state()).problem) is not None:
+            raise ConfigurationError(f"TIMERS_LEDGER_URL: the database cannot be used; {problem}")
+
+    async def upgrade(self, *, notify: bool = True) -> None:
+        """Bring the tables to the state of this version. With `notify`, a row of the inbox wakes the pods, where the
+        database can do that. Raises ConfigurationError for tables of a later version."""
+        state = await self.state()
+        if state.found is not None and not state.known:
+            raise ConfigurationError(f"TIMERS_LEDGER_URL: the database cannot be used; {state.problem}")
+        await self.run(_upgrade)
+        await self.run(partial(set_notify, notify=notify))
+
+
+def _upgrade(connection: Connection) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _engine(url: str) -> AsyncEngine:
+    try:
+        parsed = make_url(url)
+        if parsed.get_backend_name() == "sqlite":
+            # One connection: SQLite has one writer, and 16 that compete for it are slower than one.
+            engine = create_async_engine(
+                parsed, connect_args={"timeout": BUSY_SECONDS}, pool_size=1, max_overflow=0, pool_timeout=BUSY_SECONDS
+            )
+            event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+            event.listen(engine.sync_engine, "begin", _begin_sqlite)
+            return engine
+        return create_async_engine(
+            parsed,
+            connect_args=_UNPREPARED[parsed.get_driver_name()],
+            pool_size=CONNECTIONS,
+            max_overflow=0,
+            pool_timeout=BUSY_SECONDS,
+        )
+    except (ArgumentError, NoSuchModuleError, KeyError):
+        raise ConfigurationError(f"TIMERS_LEDGER_URL: the given value is not accepted; expected {LEDGER_URL}") from None
+    except ImportError as error:
+        rule = "is missing: pip install 'redis-timers[ledger]'"
+        raise ConfigurationError(f"TIMERS_LEDGER_URL: the package {error.name} {rule}") from error
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    """A commit is on the disk when it returns, and readers do not wait for the writer."""
+    connection.isolation_level = None  # `_begin_sqlite` begins the transactions
+    for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """A transaction that reads first and then writes would fail if another wrote in between."""
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writes", True) else "BEGIN")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raises LedgerUnavailable for every error of the database or of the way to it."""
+    try:
+        yield
+    except (SQLAlchemyError, OSError, TimeoutError) as error:
+        cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+        reason = " ".join(str(cause).split()) or type(cause).__name__
+        raise LedgerUnavailable(f"{_AWAY}: {reason}") from error

@@ -1,0 +1,214 @@
+"""Owns `once`: the effects of an occurrence of a timer, committed exactly once, however often the occurrence runs.
+
+A row for each timer has its newest occurrence whose effects were committed, written in the same transaction as they. So
+of several runs of one occurrence, one after the other or at the same time, one commits.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from typing import Any, Final, NamedTuple, TypeVar, overload
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
+
+from timers.core.outcome import AlreadyDone, Done, Rearm, Retry, decode_outcome, encode_outcome
+from timers.errors import FieldError, InvalidInput
+from timers.ledger.database import Database
+from timers.ledger.requests import Async, Blocking, Transaction
+from timers.ledger.schema import effects, now_ms
+from timers.processor import BlockingContext, Context
+
+WAIT_MS: Final = 2000
+"""How long a run waits for another of the same occurrence that is inside its transaction. Less than a lease."""
+
+AGAIN_SECONDS: Final = 0.5
+"""When it tries again after that, without a failure."""
+
+KEPT_MS: Final = 90 * 86_400_000
+"""How long a row is kept after its occurrence: far longer than a run may take to come back."""
+
+CLEANED: Final = 1000
+
+End = TypeVar("End", bound=Done | Rearm)
+
+_WAITED: Final = "another run of this occurrence is still in its transaction"
+_OWN: Final = "a transaction that does nothing else before: async with engine.begin() as tx, once(tx, context): …"
+
+
+class Effects:
+    """What `once` gives to its block."""
+
+    def __init__(self) -> None:
+        self.outcome: Done | Rearm | None = None
+
+    def ends(self, outcome: End) -> End:
+        """Say in the block how the run ends, unless it is simply done, so that another run of the occurrence ends
+        so too: `return effects.ends(Rearm(after="1d"))`. Returns the outcome."""
+        self.outcome = outcome
+        return outcome
+
+
+class _Run(NamedTuple):
+    """An occurrence of a timer, and an attempt to be the one that commits."""
+
+    prefix: str
+    id: str
+    created: int
+    occurrence: int
+
+    @property
+    def row(self) -> sa.ColumnElement[bool]:
+        return (effects.c.prefix == self.prefix) & (effects.c.id == self.id) & (effects.c.created == self.created)
+
+
+@overload
+def once(tx: Async, context: Context[Any]) -> AbstractAsyncContextManager[Effects]: ...
+@overload
+def once(tx: Blocking, context: BlockingContext[Any] | Context[Any]) -> AbstractContextManager[Effects]: ...
+def once(
+    tx: Transaction, context: Context[Any] | BlockingContext[Any]
+) -> AbstractAsyncContextManager[Effects] | AbstractContextManager[Effects]:
+    """Let the block's SQL take effect once for this occurrence of the timer, with the commit of `tx`. A run of an
+    occurrence that is done does not enter the block, and ends as the run that did it. Raises InvalidInput for a `tx`
+    that cannot be undone as a whole."""
+    prefix, _, rest = context.idempotency_key.partition(":")
+    timer_id, created, occurrence = rest.rsplit(":", 2)
+    run = _Run(prefix, timer_id, int(created), int(occurrence))
+    return _once_async(tx, run) if isinstance(tx, Async) else _once(tx, run)
+
+
+@contextmanager
+def _once(tx: Blocking, run: _Run) -> Iterator[Effects]:
+    _begin(tx, run)
+    done = Effects()
+    yield done
+    _end(tx, run, done)
+
+
+@asynccontextmanager
+async def _once_async(tx: Async, run: _Run) -> AsyncIterator[Effects]:
+    await tx.run_sync(_begin, run)
+    done = Effects()
+    yield done
+    await tx.run_sync(_end, run, done)
+
+
+def _begin(tx: Blocking, run: _Run) -> None:
+    if not tx.in_transaction():
+        raise _misused("it has not begun a transaction")
+    if tx.in_nested_transaction():
+        raise _misused("it is in a nested transaction (a savepoint)")
+    connection = tx if isinstance(tx, Connection) else tx.connection()
+    dialect = connection.dialect.name
+    if dialect not in _DIALECTS:
+        raise _misused(f"{dialect} is not PostgreSQL or SQLite")
+    check, take = _DIALECTS[dialect]
+    check(connection)
+    try:
+        is_first = take(connection, run)
+    except DBAPIError as error:
+        if not _waited(error):
+            raise
+        raise Retry(_WAITED, after=AGAIN_SECONDS, snooze=True) from error
+    if not is_first:
+        text = connection.execute(sa.select(effects.c.outcome).where(run.row)).scalar_one()
+        raise AlreadyDone(decode_outcome(text))
+
+
+def _end(tx: Blocking, run: _Run, done: Effects) -> None:
+    if done.outcome is not None:
+        connection = tx if isinstance(tx, Connection) else tx.connection()
+        connection.execute(effects.update().where(run.row).values(outcome=encode_outcome(done.outcome)))
+
+
+def _misused(how: str) -> InvalidInput:
+    return InvalidInput([FieldError("tx", how, _OWN)])
+
+
+def _waited(error: DBAPIError) -> bool:
+    """Whether it is the end of waiting for a lock."""
+    state = getattr(error.orig, "sqlstate", None)
+    return state == "55P03" if state else "database is locked" in str(error.orig)
+
+
+def _check_postgresql(connection: Connection) -> None:
+    pooled = connection.connection
+    driver: Any = pooled.driver_connection
+    if connection.dialect.detect_autocommit_setting(pooled.dbapi_connection):  # type: ignore[arg-type]
+        raise _misused("its isolation level is AUTOCOMMIT")
+    # SQLAlchemy's drivers tell the server of a transaction with its first statement.
+    if hasattr(driver, "is_in_transaction"):
+        begun = driver.is_in_transaction()
+    else:
+        begun = hasattr(driver, "info") and driver.info.transaction_status != 0
+    if begun:
+        raise _misused("it has executed a statement already")
+
+
+def _check_sqlite(connection: Connection) -> None:
+    driver: Any = connection.connection.driver_connection
+    by_hand = driver.isolation_level is None  # the driver begins no transactions: the application does, or nobody
+    if by_hand and not driver.in_transaction:
+        raise _misused("its isolation level is AUTOCOMMIT")
+    if not by_hand and driver.in_transaction:
+        raise _misused("it has written already")
+
+
+def _take_postgresql(connection: Connection, run: _Run) -> bool:
+    values = {**run._asdict(), "outcome": encode_outcome(Done()), "wait": f"{WAIT_MS}ms"}
+    return connection.execute(_TAKE_POSTGRESQL, values).first() is not None
+
+
+def _take_sqlite(connection: Connection, run: _Run) -> bool:
+    (was,) = connection.exec_driver_sql("PRAGMA busy_timeout").one()
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {min(was, WAIT_MS)}")
+    try:
+        values = {**run._asdict(), "outcome": encode_outcome(Done())}
+        return connection.execute(_TAKE_SQLITE, values).first() is not None
+    finally:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {was}")
+
+
+def _statement_sqlite() -> sa.Executable:
+    insert = sqlite.insert(effects).values(at=now_ms(), **{n: sa.bindparam(n) for n in (*_Run._fields, "outcome")})
+    return _newest(insert).returning(effects.c.occurrence)
+
+
+def _statement_postgresql() -> sa.Executable:
+    """In one round trip: bound the wait for another run, take the row, and put the bound back."""
+    name, local = sa.literal("lock_timeout"), sa.true()
+    bound = sa.func.set_config(name, sa.bindparam("wait", type_=sa.Text), local)
+    before = sa.select(sa.func.current_setting(name).label("was"), bound.label("set")).cte("before")
+    names = (*_Run._fields, "outcome")
+    row = [sa.bindparam(name, type_=effects.c[name].type) for name in names]
+    # The row must not be made before the bound is set.
+    chosen = sa.select(*row, now_ms()).where(before.c.set.is_not(None))
+    insert = postgresql.insert(effects).from_select([*names, "at"], chosen)
+    was = sa.select(before.c.was).scalar_subquery()
+    return _newest(insert).returning(sa.func.set_config(name, was, local))
+
+
+def _newest(insert: "postgresql.Insert | sqlite.Insert") -> "postgresql.Insert | sqlite.Insert":
+    """Take the row unless it has this occurrence, or a later one."""
+    new = insert.excluded
+    return insert.on_conflict_do_update(
+        index_elements=["prefix", "id", "created"],
+        set_={name: new[name] for name in ("occurrence", "outcome", "at")},
+        where=new.occurrence > effects.c.occurrence,
+    )
+
+
+_TAKE_SQLITE: Final = _statement_sqlite()
+_TAKE_POSTGRESQL: Final = _statement_postgresql()
+_DIALECTS: Final = {"postgresql": (_check_postgresql, _take_postgresql), "sqlite": (_check_sqlite, _take_sqlite)}
+
+
+async def clean(database: Database) -> None:
+    """Delete rows that nobody needs any more, batch after batch."""
+    key = effects.primary_key.columns
+    old = sa.select(*key).where(effects.c.at < now_ms() - KEPT_MS).limit(CLEANED).with_for_update(skip_locked=True)
+    gone = effects.delete().where(sa.tuple_(*key).in_(old))
+    while (await database.do(lambda connection: connection.execute(gone))).rowcount >= CLEANED:
+        pass

@@ -1,0 +1,113 @@
+"""Owns the rows of the inbox: how pods take them, that each is done once and in order, and those that were refused.
+
+A row is deleted by being taken, in the transaction that carries it out. Nobody reads up to a number: a row that is
+committed later may have a lower one.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from timers.ledger.schema import inbox, now_ms, refused
+
+TAKEN: Final = 500
+"""The most rows of one transaction."""
+
+
+CHANNEL: Final = "timers_inbox"
+
+_TRIGGER: Final = (
+    f"""CREATE OR REPLACE FUNCTION timers_inbox_notify() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_notify('{CHANNEL}', ''); RETURN NULL; END $$""",
+    """CREATE OR REPLACE TRIGGER timers_inbox_notify AFTER INSERT ON timers_inbox
+    FOR EACH STATEMENT EXECUTE FUNCTION timers_inbox_notify()""",
+)
+_NO_TRIGGER: Final = (
+    "DROP TRIGGER IF EXISTS timers_inbox_notify ON timers_inbox",
+    "DROP FUNCTION IF EXISTS timers_inbox_notify",
+)
+
+
+class Taken(NamedTuple):
+    """A row of the inbox. `age_ms` is how long ago it was written, by the SQL server's clock alone."""
+
+    seq: int
+    prefix: str
+    id: str
+    action: str
+    body: str
+    at: int
+    age_ms: int
+
+    @property
+    def mark(self) -> str:
+        """What tells it from every other row, also of a database that begins to count anew."""
+        return f"{self.seq}.{self.at}"
+
+
+async def waiting(connection: AsyncConnection) -> bool:
+    """Whether there are rows."""
+    return (await connection.execute(_ANY)).first() is not None
+
+
+async def take(connection: AsyncConnection, most: int = TAKEN) -> list[Taken]:
+    """Take rows out that no other pod has, oldest first: of each timer only the first, so that the others follow in
+    order. If the transaction is undone they are back."""
+    found = await connection.execute(_TAKE, {"most": most})
+    return [
+        Taken(seq, _text(prefix), _text(id), _text(action), _text(body), at, max(now - at, 0))
+        for seq, prefix, id, action, body, at, now in sorted(map(tuple, found))
+    ]
+
+
+async def refuse(connection: AsyncConnection, problems: Sequence[tuple[Taken, str]]) -> None:
+    """Keep rows with a problem where a person finds them."""
+    if problems:
+        rows = [{**row._asdict(), "problem": problem} for row, problem in problems]
+        await connection.execute(refused.insert(), [{c.name: row[c.name] for c in refused.c} for row in rows])
+
+
+async def count_refused(connection: AsyncConnection) -> int:
+    """How many rows were refused and not deleted since."""
+    return (await connection.execute(sa.select(sa.func.count()).select_from(refused))).scalar_one()
+
+
+async def last_refused(connection: AsyncConnection, most: int) -> list[tuple[str, str, str]]:
+    """Prefix, id and problem of the newest rows that were refused."""
+    asked = sa.select(refused.c.prefix, refused.c.id, refused.c.problem).order_by(refused.c.seq.desc()).limit(most)
+    return [(row.prefix, row.id, row.problem) for row in await connection.execute(asked)]
+
+
+async def present(connection: AsyncConnection, marks: Iterable[str]) -> set[str]:
+    """Which of these rows are still there."""
+    rows = {int(seq): mark for mark in marks if (seq := mark.partition(".")[0]).isdigit()}
+    found = await connection.execute(sa.select(inbox.c.seq, inbox.c.at).where(inbox.c.seq.in_(list(rows))))
+    return {f"{seq}.{at}" for seq, at in found}
+
+
+def set_notify(connection: Connection, *, notify: bool) -> None:
+    """Let each statement that inserts rows notify the pods, or let none."""
+    if connection.dialect.name == "postgresql":
+        for statement in _TRIGGER if notify else _NO_TRIGGER:
+            connection.execute(sa.text(statement))
+
+
+def _text(value: Any) -> str:
+    """SQLite takes a value of any type."""
+    return value if isinstance(value, str) else str(value)
+
+
+def _take() -> sa.Executable:
+    earlier = inbox.alias("earlier")
+    same = (earlier.c.prefix == inbox.c.prefix) & (earlier.c.id == inbox.c.id) & (earlier.c.seq < inbox.c.seq)
+    first = sa.select(inbox.c.seq).where(~sa.exists().where(same)).order_by(inbox.c.seq).limit(sa.bindparam("most"))
+    free = first.with_for_update(skip_locked=True, of=inbox)
+    columns = (inbox.c.seq, inbox.c.prefix, inbox.c.id, inbox.c.action, inbox.c.body, inbox.c.at, now_ms())
+    return inbox.delete().where(inbox.c.seq.in_(free)).returning(*columns)
+
+
+_TAKE: Final = _take()
+_ANY: Final = sa.select(inbox.c.seq).limit(1)

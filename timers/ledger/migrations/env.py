@@ -1,0 +1,11 @@
+"""What Alembic runs around the migrations: on the connection that `database.upgrade` gives it."""
+
+from alembic import context
+
+from timers.ledger.schema import VERSION_TABLE, metadata
+
+context.configure(
+    connection=context.config.attributes["connection"], target_metadata=metadata, version_table=VERSION_TABLE
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,150 @@
+"""Owns the tables of the ledger: what each is for, its columns and its indexes.
+
+Times are epoch milliseconds of the Redis server's clock, as in records, except `at` of the inbox, which is the SQL
+server's. All names begin with `timers_`, so that the ledger may lie in an application's own database. A change of a
+table needs a migration, see `migrations/`.
+"""
+
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+metadata: Final = sa.MetaData()
+
+VERSION_TABLE: Final = "timers_schema"
+"""Where Alembic keeps which migration the database has."""
+
+LIVE: Final = ("scheduled", "running")
+PURGED: Final = "purged"
+"""The status of a row whose timer was removed; it goes some time later. A record that is merely missing proves
+nothing, so no row is deleted without this."""
+
+# Names are ASCII: comparing bytes is cheaper than a language's order, and the same in every database.
+_NAME: Final = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+_SEQUENCE: Final = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+class now_ms(FunctionElement[int]):  # noqa: N801 (named as SQL functions are)
+    """The SQL server's time in epoch ms."""
+
+    type = sa.BigInteger()
+    inherit_cache = True
+
+
+@compiles(now_ms, "postgresql")
+def _now_postgresql(_element: now_ms, _compiler: SQLCompiler, **_: object) -> str:
+    return "(extract(epoch from clock_timestamp()) * 1000)::bigint"
+
+
+@compiles(now_ms, "sqlite")
+def _now_sqlite(_element: now_ms, _compiler: SQLCompiler, **_: object) -> str:
+    return "(CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER))"
+
+
+def _live(status: sa.Column[str]) -> sa.ColumnElement[bool]:
+    return status.in_(LIVE)
+
+
+timers: Final = sa.Table(
+    "timers_timers",
+    metadata,
+    sa.Column("prefix", _NAME, primary_key=True),
+    sa.Column("id", _NAME, primary_key=True),
+    sa.Column("shard", sa.Integer, nullable=False),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("token", sa.BigInteger, nullable=False),
+    sa.Column("attempt", sa.BigInteger, nullable=False),
+    sa.Column("failures", sa.BigInteger, nullable=False),
+    sa.Column("occurrence", sa.BigInteger, nullable=False),
+    sa.Column("due", sa.BigInteger, nullable=False),
+    sa.Column("created", sa.BigInteger, nullable=False),
+    sa.Column("changed", sa.BigInteger, nullable=False),
+    sa.Column("spec", sa.Text, nullable=False),
+    sa.Column("progress", sa.Text, nullable=False),
+    sa.Column("history", sa.Text, nullable=False),
+    sa.Column("pending", sa.Boolean, nullable=False, server_default=sa.false()),
+)
+"""A row for each timer: its record, `spec`, `progress` and `history` as the record has them. `pending`: Redis was away
+when a caller armed it, and has yet to be given it."""
+
+sa.Index(
+    "timers_timers_live",
+    timers.c.shard,
+    timers.c.due,
+    sqlite_where=_live(timers.c.status),
+    postgresql_where=_live(timers.c.status),
+)
+sa.Index(
+    "timers_timers_finished",
+    timers.c.changed,
+    sqlite_where=~_live(timers.c.status),
+    postgresql_where=~_live(timers.c.status),
+)
+sa.Index("timers_timers_pending", timers.c.shard, sqlite_where=timers.c.pending, postgresql_where=timers.c.pending)
+
+facts: Final = sa.Table(
+    "timers_facts",
+    metadata,
+    sa.Column("kind", _NAME, primary_key=True),
+    sa.Column("name", _NAME, primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+"""What else a db needs to go on as before: `declared` prefixes, `paused` prefixes, API `key`s."""
+
+epochs: Final = sa.Table(
+    "timers_epochs",
+    metadata,
+    sa.Column("epoch", _NAME, primary_key=True),
+    sa.Column("server", _NAME, primary_key=True),
+    sa.Column("shards", sa.Integer, nullable=False),
+    sa.Column("made", sa.BigInteger, nullable=False),
+    sa.Column("seen", sa.BigInteger, nullable=False),
+)
+"""The dbs that have used this ledger, and on which Redis server: since when, and when a pod last said so, both by the
+SQL server's clock."""
+
+inbox: Final = sa.Table(
+    "timers_inbox",
+    metadata,
+    sa.Column("seq", _SEQUENCE, sa.Identity(), primary_key=True),
+    sa.Column("prefix", sa.Text, nullable=False),
+    sa.Column("id", sa.Text, nullable=False),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("body", sa.Text, nullable=False, server_default="{}"),
+    sa.Column("at", sa.BigInteger, nullable=False, server_default=now_ms()),
+    sqlite_autoincrement=True,
+)
+"""What transactions ask for: rows are taken in order and deleted. `at` is when, by the SQL server's clock."""
+
+sa.Index("timers_inbox_identity", inbox.c.prefix, inbox.c.id, inbox.c.seq)
+
+refused: Final = sa.Table(
+    "timers_inbox_refused",
+    metadata,
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("prefix", sa.Text, nullable=False),
+    sa.Column("id", sa.Text, nullable=False),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("problem", sa.Text, nullable=False),
+)
+"""Rows of the inbox that could not be carried out, and why. A person deletes them."""
+
+effects: Final = sa.Table(
+    "timers_effects",
+    metadata,
+    sa.Column("prefix", _NAME, primary_key=True),
+    sa.Column("id", _NAME, primary_key=True),
+    sa.Column("created", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("occurrence", sa.BigInteger, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("at", sa.BigInteger, nullable=False),
+)
+"""For `once`: the newest occurrence of a timer whose effects were committed, and how its run ended."""
+
+sa.Index("timers_effects_at", effects.c.at)

@@ -1,0 +1,153 @@
+"""Owns what the ledger learns from Redis: the notes of what has changed in a shard, its records, and how far a shard
+and the ledger have come to agree.
+
+The functions raise Unavailable.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final, NamedTuple
+
+from timers.store import keys
+from timers.store.scripts import reachable, read
+from timers.store.store import Store
+
+LEDGER: Final = "@ledger"
+"""The field of a shard's `hooks` that makes scripts note changes. Its value is a Stage as text."""
+
+BUCKETS: Final = 256
+PAGE: Final = 500
+"""Records or notes in one call: a millisecond of the server's time."""
+
+SAMPLED: Final = 100
+"""Notes of a shard whose age is looked at."""
+
+
+class Stage(NamedTuple):
+    """How far a shard and the ledger have come to agree: first `restore` gives the ledger's timers back to the shard,
+    then `copy` takes the shard's own, each from a place on; then the shard is `whole`, and its notes keep it so. On
+    another server it has to `check` what has changed since a time (epoch ms): that may have an older copy."""
+
+    what: str
+    place: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.what == "whole"
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.place}".strip()
+
+
+RESTORE: Final = Stage("restore")
+COPY: Final = Stage("copy", "0")
+CHECK: Final = "check"
+WHOLE: Final = Stage("whole")
+
+
+class Note(NamedTuple):
+    """A timer that the ledger may not have as it is: what was noted, and its record unless it has none."""
+
+    member: str
+    created_ms: int
+    version: int
+    gone: bool
+    noted: bytes
+    record: bytes | None
+
+
+class Notes(NamedTuple):
+    """Some notes of a shard, where to go on (0: from the start), how many it has in all, and its stage."""
+
+    stage: Stage
+    notes: Sequence[Note]
+    cursor: int
+    left: int
+
+
+async def notes(store: Store, shard: int, cursor: int, done: Sequence[Note] = ()) -> Notes:
+    """Take notes away that are `done` and still the same, and read further ones. From the first call on, the shard's
+    scripts note what they change."""
+    taken = [part for note in done for part in (note.member, note.noted)]
+    stage, at, found, left = await store.run("follow", shard, [cursor, PAGE, str(RESTORE), *taken])
+    flat = iter(found)
+    read = [_note(*each) for each in zip(flat, flat, flat, strict=True)]
+    return Notes(_stage(stage), read, int(at), int(left))
+
+
+async def stages(store: Store, shards: Sequence[int]) -> dict[int, Stage]:
+    """How far each of these shards has come; one that was lost and that no pod has looked at is at its beginning."""
+    found = await asyncio.gather(*(store.run("stage", shard, []) for shard in shards))
+    return {shard: _stage(said or str(RESTORE).encode()) for shard, (said,) in zip(shards, found, strict=True)}
+
+
+async def server_of(store: Store) -> str:
+    """The identity of the server's process: a restart and a failover change it."""
+    with reachable():
+        return str((await store.connections.commands.info("server"))["run_id"])
+
+
+async def is_still(store: Store, epoch: str) -> bool:
+    """Whether the db still has this epoch."""
+    ((there,),) = [await read(store.connections.commands, lambda asked: asked.hget(keys.META, "epoch"), None)]
+    return there is not None and keys.text(there) == epoch
+
+
+async def left(store: Store, shards: Sequence[int]) -> dict[int, int]:
+    """How many changes of each of these shards the ledger may not have."""
+    answers = await store.of_shards(lambda asked, root: asked.hlen(f"{root}changed"), 0, shards=shards)
+    return {shard: length for shard, (length,) in zip(shards, answers, strict=True)}
+
+
+async def behind(store: Store) -> tuple[int, int]:
+    """How many changes of all shards the ledger may not have, and for how many ms the oldest of some has waited. Unlike
+    `notes`, changes nothing."""
+    answers = await store.of_shards(
+        lambda asked, root: asked.hlen(f"{root}changed").hscan(f"{root}changed", count=SAMPLED), 0, (0, {})
+    )
+    members = [member for _, (_, some) in answers for member in islice(some, SAMPLED)]
+    timers = await store.get([keys.identity_of(keys.text(member)) for member in members])
+    changed_ms = [timer.history[0].at_ms for timer in timers if timer is not None and timer.history]
+    now_ms = round(store.clock.now_ms())
+    return sum(length for length, _ in answers), max(0, now_ms - min(changed_ms, default=now_ms))
+
+
+async def founded(store: Store, shard: int) -> str:
+    """What the shard carries, which another loss takes away. A shard in which no timer was armed gets it."""
+    ((carried,),) = await store.of_shards(lambda asked, root: asked.get(f"{root}epoch"), None, shards=[shard])
+    if carried is None or keys.text(carried) != store.identity.stamp:
+        await store.identity.found([shard])
+    return store.identity.stamp
+
+
+async def advance(store: Store, shard: int, carried: str, before: Stage, reached: Stage) -> bool:
+    """Say how far a shard has come, for whoever goes on after this pod. False if the shard was lost since `carried` was
+    read, or another pod was faster."""
+    return bool((await store.run("agree", shard, [carried, str(before), str(reached)]))[0])
+
+
+async def detach(store: Store) -> None:
+    """Let scripts note nothing any more, in any shard, and forget what they have noted."""
+    with reachable():
+        for root in map(keys.root, range(store.shards)):
+            await store.connections.commands.hdel(f"{root}hooks", LEDGER)
+            await store.connections.commands.delete(f"{root}changed")
+
+
+async def records(store: Store, shard: int, bucket: int, cursor: int) -> tuple[int, dict[str, bytes]]:
+    """Some records of a bucket by member, and where to go on (0: that was all)."""
+    (((at, found),),) = await store.of_shards(
+        lambda asked, root: asked.hscan(f"{root}rec:{bucket:02x}", cursor, count=PAGE), (0, {}), shards=[shard]
+    )
+    return int(at), {keys.text(member): record for member, record in found.items()}
+
+
+def _stage(said: bytes) -> Stage:
+    what, _, place = keys.text(said).partition(" ")
+    return Stage(what, place)
+
+
+def _note(member: bytes, noted: bytes, record: bytes | None) -> Note:
+    created, version, *gone = noted.split(b" ")
+    return Note(keys.text(member), int(created), int(version), bool(gone), noted, record)
