@@ -6,6 +6,7 @@ from sqlalchemy import select, text
 from tests.engine.fleet import Calls, Fleet, Held
 from tests.ledger.copies import agreed, in_ledger
 from tests.waiting import eventually
+from timers.client.copies import row_of
 from timers.core.model import Timer
 from timers.core.outcome import Fail, Rearm, Retry
 from timers.ledger.database import Database
@@ -14,6 +15,7 @@ from timers.ledger.schema import PURGED, timers
 from timers.processor import Context
 from timers.store import keys
 from timers.store.following import LEDGER, stages
+from timers.store.restoring import RecordParts, put_together
 
 
 async def test_every_kind_of_change_is_copied(sharded: Fleet, database: Database) -> None:
@@ -120,6 +122,20 @@ async def test_a_record_that_is_missing_without_a_word_deletes_no_row(fleet: Fle
     await fleet.redis.hset("timers:{0}:changed", "note:b", "1 99")
     await changes_left(fleet)
     assert set(await in_ledger(database)) == {"note:a", "note:b"}
+
+
+async def test_a_record_that_no_column_can_hold_stops_no_other(fleet: Fleet, database: Database) -> None:
+    for token, spec in ((2**63, b"{}"), (1, b"{\0}")):
+        parts = RecordParts("s", 1, 0, 0, 1, token, 1, 1, spec, b"", ())
+        assert row_of(0, "note", "foreign", put_together(parts)) is None
+    await fleet.pod(Calls(), ledger=database)
+    bad = put_together(RecordParts("x", 1, 0, 0, 1, 2**63, 1, 1, b"{}", b"", ()))
+    await fleet.client.create("note", "a", delay="24h")
+    await fleet.redis.hset("timers:{0}:rec:00", "note:foreign", bad)
+    await fleet.redis.hset("timers:{0}:changed", "note:foreign", "1 1")
+    await changes_left(fleet)
+    assert set(await in_ledger(database)) == {"note:a"}
+    await fleet.redis.hdel("timers:{0}:rec:00", "note:foreign")
 
 
 async def test_a_database_that_is_away_stops_no_timer_and_loses_no_change(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from timers.errors import LedgerUnavailable, Unavailable
 from timers.ledger import arm, cancel
 from timers.ledger.bell import listening
 from timers.ledger.database import Database
-from timers.ledger.inbox import take
+from timers.ledger.inbox import Taken, take
 from timers.ledger.schema import inbox, refused, timers
 from timers.processor import Registry
 from timers.store.marks import read_marks
@@ -155,6 +156,27 @@ class Dying(Inbox):
             await carry_out(self._client, await take(connection, most))
             await connection.rollback()
         return 0
+
+
+async def test_a_row_that_fails_unexpectedly_holds_up_no_other(
+    database: Database, fleet: Fleet, by_hand: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(client: TimerClient, taken: Sequence[Taken]) -> list[Any]:
+        if any(row.id == "bad" for row in taken):
+            raise RuntimeError("a fault of the service")
+        return await carry_out(client, taken)
+
+    monkeypatch.setattr("timers.engine.inbox.carry_out", fails)
+    for name in ("a", "bad", "b"):
+        await ask(database, name, delay="24h")
+    if database.dialect == "sqlite":  # which takes a value of any type
+        async with database.transaction() as connection:
+            await connection.execute(text("UPDATE timers_inbox SET at = 'yesterday' WHERE id = 'a'"))
+    await drained(by_hand)
+    assert set(await kept(database)) == {"a", "b"}
+    assert (await problems(database)).keys() == {"bad"}
+    assert "RuntimeError" in (await problems(database))["bad"]
+    assert await left(database) == 0
 
 
 @pytest.mark.parametrize("retention_ms", [0, 86_400_000])

@@ -2,6 +2,7 @@
 back what the ledger has."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from timers.core.fields import encode
 from timers.core.model import RESTORED, Status, Timer
@@ -13,11 +14,18 @@ from timers.store.codec import JUMP, LETTERS, STATUSES
 from timers.store.restoring import RecordParts, Restored, put_together, restore, taken_apart
 from timers.store.store import Store
 
+_COLUMN_LIMIT: Final = 2**63
+
 
 def row_of(shard: int, prefix: str, timer_id: str, record: bytes) -> Row | None:
-    """The row of a record; None if it cannot be read."""
+    """The row of a record; None if it cannot be read, or holds what no column can: one such record, which only another
+    program writes, must not stop the copying of all others."""
     try:
         parts = taken_apart(record)
+        if max(parts[1:8]) >= _COLUMN_LIMIT or any(
+            b"\0" in text for text in (parts.spec, parts.progress, *parts.history)
+        ):
+            return None
         newest = parts.history[-1] if parts.history else b""
         return Row(
             prefix,

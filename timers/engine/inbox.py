@@ -14,7 +14,7 @@ from timers.client import TimerClient
 from timers.client.inbox import carry_out
 from timers.engine.pod import Pod
 from timers.engine.supervisor import Services, repeat
-from timers.errors import LedgerUnavailable
+from timers.errors import InvalidInput, LedgerUnavailable, TimersError
 from timers.ledger import effects, inbox
 from timers.ledger.bell import listening
 from timers.ledger.database import Database
@@ -59,7 +59,16 @@ class Inbox:
         """Carry out some rows; returns how many. Raises Unavailable and LedgerUnavailable; nothing is lost then."""
         if self._database.dialect == "sqlite" and not await self._ready():
             return 0
-        done, problems = await self._database.do(partial(self._drain, most))
+        try:
+            done, problems = await self._database.do(partial(self._drain, most))
+        except TimersError:
+            raise
+        except Exception as error:
+            # One row must not hold up all others: the next are taken one by one, until it is alone and refused.
+            if most == 1:
+                raise
+            _log.error("rows of the inbox failed together", exc_info=error)
+            return await self.drain(1)
         self._tell(done, problems)
         return len(done) + len(problems)
 
@@ -70,7 +79,15 @@ class Inbox:
             return [], []
         if time.monotonic() - asked_at > STALE_SECONDS:
             raise LedgerUnavailable("the ledger took too long to answer")
-        results = await carry_out(self._client, taken)
+        try:
+            results = await carry_out(self._client, taken)
+        except TimersError:
+            raise
+        except Exception as error:
+            if most > 1:
+                raise
+            _log.error("row of the inbox failed", seq=taken[0].seq, exc_info=error)
+            results = [InvalidInput.of("body", taken[0].body, f"what does not fail with {type(error).__name__}")]
         problems = [(row, str(each)) for row, each in zip(taken, results, strict=True) if isinstance(each, Exception)]
         refused = {row.seq for row, _ in problems}
         done = [row for row in taken if row.seq not in refused]

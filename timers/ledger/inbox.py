@@ -5,6 +5,7 @@ committed later may have a lower one.
 """
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -59,7 +60,7 @@ async def take(connection: AsyncConnection, most: int = TAKEN) -> list[Taken]:
     found = await connection.execute(_TAKE, {"most": most})
     return [
         Taken(seq, _text(prefix), _text(id), _text(action), _text(body), at, max(now - at, 0))
-        for seq, prefix, id, action, body, at, now in sorted(map(tuple, found))
+        for seq, prefix, id, action, body, at, now in map(_timed, sorted(map(tuple, found), key=itemgetter(0)))
     ]
 
 
@@ -93,6 +94,12 @@ def set_notify(connection: Connection, *, notify: bool) -> None:
     if connection.dialect.name == "postgresql":
         for statement in _TRIGGER if notify else _NO_TRIGGER:
             connection.execute(sa.text(statement))
+
+
+def _timed(row: Any) -> Any:
+    """The row, as if it were written now if its time is none."""
+    *rest, at, now = row
+    return (*rest, at if isinstance(at, int) else now, now)
 
 
 def _text(value: Any) -> str:
