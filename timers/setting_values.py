@@ -18,7 +18,9 @@ from timers.core.hooks import Hook
 from timers.errors import ConfigurationError
 
 MAX_SHARDS: Final = 1024
-REDIS_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+REDIS_SCHEMES: Final = (
+    *("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"),
+)
 
 REDIS_URL: Final = (
     f"a URL with a server and at most a db number, as in redis://127.0.0.1:6379/5 "
@@ -93,7 +95,7 @@ def builtin_names(text: str) -> Sequence[str] | None:
 def _check_addresses(parts: SplitResult) -> bool:
     """Whether the network part is `host` or `host:6379`; Sentinel and cluster may have several, with commas."""
     hosts = parts.netloc.rpartition("@")[2].split(",")
-    several = parts.scheme in {"redis+sentinel", "redis+cluster"}
+    several = parts.scheme.endswith(("+sentinel", "+cluster"))
     return (several or len(hosts) == 1) and all(_is_address(host) for host in hosts)
 
 
@@ -111,7 +113,7 @@ def check_redis_url(url: str) -> str:
     if split.scheme == "unix":
         usable = len(split.path) > 1
     else:
-        path = r"/[^/@]+(/\d+)?" if split.scheme == "redis+sentinel" else r"/?|/[0-9]+"
+        path = r"/[^/@]+(/\d+)?" if split.scheme.endswith("+sentinel") else r"/?|/[0-9]+"
         usable = _check_addresses(split) and re.fullmatch(path, split.path) is not None
     if not usable:
         raise ValueError(f"expected {REDIS_URL}")

@@ -23,8 +23,6 @@ async def open_store(connections: Connections, *, shards: int | None = None) -> 
 async def open_redis(url: str, settings: Settings, *, joins: bool = False) -> Store:
     """Opens the timers of a db; with `joins`, makes an empty db ours. Raises ConfigurationError, which names the
     setting, if the db cannot be used."""
-    if url.startswith(("redis+sentinel://", "redis+cluster://")):
-        raise ConfigurationError(f"TIMERS_REDIS_URL: {url.partition('//')[0]}// is not supported by this version")
     if settings.format is not None and settings.format > READS:
         raise ConfigurationError(str(FieldError("TIMERS_FORMAT", str(settings.format), f"a number from 1 to {READS}")))
     connections = connect(url)

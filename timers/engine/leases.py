@@ -15,7 +15,6 @@ from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
 from timers.logs import get_logger
-from timers.store.connect import ScriptConnection
 from timers.store.cooperative import set_within
 
 EXTEND_BATCH: Final = 250
@@ -40,7 +39,7 @@ class Leases:
         self._pod, self._runs, self._runner = pod, runs, runner
         self._pods_loop, self._pods_thread = asyncio.get_running_loop(), threading.get_ident()
         self._beat_seconds = pod.lease_ms / BEATS_PER_LEASE / 1000
-        self._connection = ScriptConnection(pod.store.connections.dial(), answer_s=self._beat_seconds)
+        self._connection = pod.store.connections.dial_scripts(self._beat_seconds)
         self._turned_at = time.monotonic()
         self._has_turned = True
 

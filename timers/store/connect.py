@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -161,9 +161,18 @@ class Connections:
         place = f"-s {given['path']}" if "path" in given else f"-h {given.get('host')} -p {given.get('port')}"
         return f"{place}{' --tls' if 'ssl_cert_reqs' in given else ''} -n {self.db}"
 
+    @property
+    def nodes(self) -> Sequence["Connections"]:
+        """The servers that hold the db's keys, each with connections of its own: this one alone."""
+        return (self,)
+
     def dial(self) -> AbstractConnection:
         """A connection of its own, not yet open, whose reads wait without limit."""
         return _dial(self.commands.connection_pool)
+
+    def dial_scripts(self, answer_s: float) -> ScriptConnection:
+        """A connection for scripts of its own, which its caller closes; an answer may take `answer_s` seconds."""
+        return ScriptConnection(self.dial(), answer_s=answer_s)
 
     async def close(self) -> None:
         """Close those that `dial` has not made."""
@@ -178,6 +187,10 @@ def _dial(pool: ConnectionPool) -> AbstractConnection:
 
 def connect(url: str, *, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS) -> Connections:
     """Clients for a URL (`redis://`, `rediss://`, `unix://`). Opens nothing yet. Raises ConfigurationError."""
+    if url.startswith(("redis+cluster://", "rediss+cluster://")):
+        raise ConfigurationError("TIMERS_REDIS_URL: a cluster is not supported by this version")
+    if url.startswith(("redis+sentinel://", "rediss+sentinel://")):
+        raise ConfigurationError("TIMERS_REDIS_URL: Sentinels are not supported by this version")
     given: dict[str, Any] = {
         "max_connections": POOL_SIZE,
         "timeout": answer_timeout_seconds,
