@@ -14,7 +14,10 @@ from hypothesis import HealthCheck, settings
 
 from tests import postgres
 from tests.certificates import trust_no_strangers
+from tests.clusters import Cluster
+from tests.sentinels import Sentinels
 from tests.servers import FAMILIES, FORGETFUL, Kind, ServerHandle, start_kind
+from timers.embedded import Family
 
 # A shell ignores SIGINT in background jobs, and every command that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -74,6 +77,8 @@ class SharedServers:
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders
         self._running: dict[Kind, ServerHandle] = {}
+        self._clusters: dict[Family, Cluster] = {}
+        self._sentinels: dict[Family, Sentinels] = {}
 
     async def of(self, kind: Kind) -> ServerHandle:
         """The server of this kind. If the machine has none, the test is skipped, or fails in CI."""
@@ -82,9 +87,31 @@ class SharedServers:
             self._running[kind] = await start_kind(kind, folder, "--enable-debug-command", "yes", *FORGETFUL)
         return self._running[kind]
 
+    async def cluster(self, family: Family) -> Cluster:
+        """Three primaries with a replica each, healed and emptied."""
+        if family not in self._clusters:
+            self._clusters[family] = await Cluster.start(family, self._folders.mktemp("cluster"))
+        cluster = self._clusters[family]
+        await cluster.heal()
+        await cluster.empty()
+        return cluster
+
+    async def sentinels(self, family: Family) -> Sentinels:
+        """Three Sentinels over a primary and two replicas, healed and emptied."""
+        if family not in self._sentinels:
+            self._sentinels[family] = await Sentinels.start(family, self._folders.mktemp("sentinels"))
+        sentinels = self._sentinels[family]
+        await sentinels.heal()
+        await sentinels.empty()
+        return sentinels
+
     async def stop(self) -> None:
         for server in self._running.values():
             await server.stop()
+        for cluster in self._clusters.values():
+            cluster.stop()
+        for sentinels in self._sentinels.values():
+            sentinels.stop()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -93,3 +120,15 @@ async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sha
     shared = SharedServers(tmp_path_factory)
     yield shared
     await shared.stop()
+
+
+@pytest.fixture
+async def cluster(servers: SharedServers, family: Family) -> Cluster:
+    """A cluster whose nodes the test may kill, stop and fail over."""
+    return await servers.cluster(family)
+
+
+@pytest.fixture
+async def sentinels(servers: SharedServers, family: Family) -> Sentinels:
+    """Sentinels and servers that the test may kill, stop and fail over."""
+    return await servers.sentinels(family)

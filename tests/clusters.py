@@ -1,0 +1,174 @@
+"""Real clusters for the tests, whose nodes a test may kill, stop, restart and fail over.
+
+Each starts once for a process. A test gets it healed and emptied; which nodes are primaries is as the tests before left
+it.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final, Self
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from tests.engine.own import OwnServer
+from tests.servers import free_port
+from tests.waiting import DEADLINE_SECONDS, eventually
+from timers.embedded import Family
+
+HOST: Final = "127.0.0.1"
+SLOTS: Final = 16384
+NODE_TIMEOUT_MS: Final = 1000
+"""After twice this time without an answer a node counts as failed; one replica is primary a second later."""
+
+_REPLICATION: Final = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1", "--appendfsync", "no")
+
+
+def client(port: int) -> Any:
+    """A client for one server of this machine."""
+    return Redis(host=HOST, port=port, decode_responses=True, protocol=2, socket_timeout=DEADLINE_SECONDS)
+
+
+class Node(OwnServer):
+    """A server of this machine that others know as `name`, `127.0.0.1:<port>`."""
+
+    def __init__(self, family: Family, folder: Path, *options: str) -> None:
+        self.port = free_port()
+        self.name = f"{HOST}:{self.port}"
+        self.is_up = False
+        super().__init__(family, folder, "--bind", HOST, "--port", str(self.port), *_REPLICATION, *options)
+
+    async def up(self) -> None:
+        await super().up()
+        self.is_up = True
+
+    def down(self) -> None:
+        super().down()
+        self.is_up = False
+
+    async def ask(self, *command: str | int) -> Any:
+        """The answer to a command, on a connection of its own."""
+        async with client(self.port) as redis:
+            return await redis.execute_command(*command)
+
+    async def is_primary(self, *, replicas: int) -> bool:
+        """Whether it is a primary with so many replicas."""
+        role, _, followers = (await self.ask("ROLE"))[:3]
+        return bool(role == "master" and len(followers) == replicas)
+
+    async def is_replica(self) -> bool:
+        """Whether it is a replica that follows a primary."""
+        role, _, _, state = [*(await self.ask("ROLE")), None][:4]
+        return bool(role == "slave" and state == "connected")
+
+    async def empty(self, *, replicas: int) -> None:
+        """Delete all keys and functions; returns when so many replicas have done so too."""
+        async with client(self.port) as redis:
+            await redis.execute_command("FLUSHALL")
+            await redis.execute_command("WAIT", replicas, 0)
+
+
+class Cluster:
+    """Primaries with one replica each, or with none."""
+
+    def __init__(self, family: Family, folder: Path, *options: str, primaries: int = 3, replicas: int = 1) -> None:
+        self.size, self.replicas, self._buses = primaries, replicas, dict[Node, int]()
+        for number in range(primaries * (1 + replicas)):
+            bus = free_port()
+            cluster = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT_MS))
+            ports = ("--cluster-port", str(bus), "--cluster-announce-ip", HOST)
+            node = Node(family, folder / f"node-{number}", *cluster, *ports, "--enable-debug-command", "yes", *options)
+            self._buses[node] = bus
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All, up or down."""
+        return list(self._buses)
+
+    @property
+    def url(self) -> str:
+        """Names all nodes."""
+        return f"redis+cluster://{','.join(node.name for node in self.nodes)}"
+
+    @classmethod
+    async def start(cls, family: Family, folder: Path, *options: str, primaries: int = 3, replicas: int = 1) -> Self:
+        """Returns when all slots are served and all replicas follow."""
+        made = cls(family, folder, *options, primaries=primaries, replicas=replicas)
+        await asyncio.gather(*(node.up() for node in made.nodes))
+        first, heads = made.nodes[0], made.nodes[:primaries]
+        for number, head in enumerate(heads):
+            begin, end = SLOTS * number // primaries, SLOTS * (number + 1) // primaries - 1
+            await head.ask("CLUSTER ADDSLOTSRANGE", begin, end)
+            await head.ask("CLUSTER SET-CONFIG-EPOCH", number + 1)
+        for node, bus in list(made._buses.items())[1:]:
+            await first.ask("CLUSTER MEET", HOST, node.port, bus)
+        await eventually(made._all_know_all, "all nodes know each other")
+        for number, node in enumerate(made.nodes[primaries:]):
+            await node.ask("CLUSTER REPLICATE", await heads[number % primaries].ask("CLUSTER MYID"))
+        await made.heal()
+        return made
+
+    async def heal(self) -> None:
+        """Start and wake all nodes. Returns when all slots are served and all replicas follow."""
+        for node in self.nodes:
+            if node.is_up:
+                node.go_on()
+            else:
+                await node.up()
+        await eventually(self._is_whole, "the cluster is whole")
+
+    async def empty(self) -> None:
+        """Delete all keys, also on the replicas."""
+        await asyncio.gather(*(node.empty(replicas=self.replicas) for node in await self.primaries()))
+
+    async def primaries(self) -> list[Node]:
+        """Those that are primaries now, as the nodes themselves say; of what is up and answers."""
+        roles = await asyncio.gather(*(node.ask("ROLE") for node in self.nodes if node.is_up))
+        up = (node for node in self.nodes if node.is_up)
+        return [node for node, said in zip(up, roles, strict=True) if said[0] == "master"]
+
+    async def replica_of(self, primary: Node) -> Node:
+        """The replica of a primary that is up."""
+        followers = (await primary.ask("ROLE"))[2]
+        return next(node for node in self.nodes if str(node.port) in {port for _, port, _ in followers})
+
+    async def owner(self, key: str) -> Node:
+        """The primary of a key's hash slot, as the first node that is up says."""
+        asked = next(node for node in self.nodes if node.is_up)
+        slot = await asked.ask("CLUSTER KEYSLOT", key)
+        ranges = await asked.ask("CLUSTER SLOTS")
+        port = next(place[1] for begin, end, place, *_ in ranges if begin <= slot <= end)
+        return next(node for node in self.nodes if node.port == port)
+
+    async def fail_over(self, primary: Node) -> Node:
+        """Make the replica of a primary the primary, with both at work. Returns it when all nodes know."""
+        successor = await self.replica_of(primary)
+        await successor.ask("CLUSTER FAILOVER")
+
+        async def follows() -> bool:
+            return await successor.is_primary(replicas=1) and await primary.is_replica()
+
+        await eventually(follows, "the primary follows its replica")
+        return successor
+
+    def stop(self) -> None:
+        """End all nodes."""
+        for node in self.nodes:
+            node.down()
+
+    async def _all_know_all(self) -> bool:
+        said = await asyncio.gather(*(node.ask("CLUSTER NODES") for node in self.nodes))
+        return all(
+            len(known) == len(self.nodes) and not any("handshake" in each["flags"] for each in known.values())
+            for known in said
+        )
+
+    async def _is_whole(self) -> bool:
+        try:
+            infos = await asyncio.gather(*(node.ask("CLUSTER INFO") for node in self.nodes))
+            heads = await asyncio.gather(*(node.is_primary(replicas=self.replicas) for node in self.nodes))
+            following = await asyncio.gather(*(node.is_replica() for node in self.nodes))
+        except (RedisError, OSError):
+            return False  # loading
+        all_ok = all(info["cluster_state"] == "ok" and info["cluster_slots_ok"] == str(SLOTS) for info in infos)
+        return all_ok and sum(heads) == self.size and sum(following) == self.size * self.replicas
