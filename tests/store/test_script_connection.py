@@ -1,6 +1,7 @@
 """The connection that callers share: it reconnects by itself, and each answer reaches its own command only."""
 
 import asyncio
+import gc
 from contextlib import suppress
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from redis.exceptions import ConnectionError, ResponseError  # noqa: A004 (redis
 
 from tests.chaos.proxy import Proxy
 from tests.conftest import SharedServers
-from tests.servers import Kind
+from tests.servers import Kind, free_port
 from tests.store.acts import arming
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.errors import Unavailable
@@ -79,6 +80,23 @@ async def test_a_server_that_does_not_let_in_fails_all_who_wait(redis: Redis, co
     finally:
         await redis.config_set("maxclients", 10_000)
     assert await echoed(connection, "d") == "d"
+
+
+async def test_an_attempt_that_all_have_given_up_fails_without_a_word() -> None:
+    """Whoever is cancelled while the connection opens, as a request is whose client has gone, no longer asks."""
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, said: complaints.append(said["message"]))
+    connection = connect(f"redis://127.0.0.1:{free_port()}").scripts
+    asked = asyncio.create_task(echoed(connection, "a"))
+    await asyncio.sleep(0)  # it opens
+    opening = connection._opening
+    assert opening is not None
+    asked.cancel()
+    await asyncio.wait({asked, opening})
+    del opening
+    connection._opening = None
+    gc.collect()
+    assert complaints == []
 
 
 async def test_an_error_is_an_answer_and_stops_nothing(redis: Redis, connection: ScriptConnection) -> None:

@@ -54,6 +54,7 @@ class ScriptConnection:
         if wire is None or not wire.is_open:
             if self._opening is None or self._opening.done():
                 self._opening = asyncio.create_task(self._open())
+                self._opening.add_done_callback(_take_note)
             wire = await asyncio.shield(self._opening)
         return await wire.ask(command)
 
@@ -74,6 +75,12 @@ class ScriptConnection:
             self._opening.cancel()
         self._wire = None
         await self._connection.disconnect(nowait=True)
+
+
+def _take_note(opened: "asyncio.Task[_RedisProtocol]") -> None:
+    """All who wait for the attempt may have been cancelled; then nobody else asks how it failed."""
+    if not opened.cancelled():
+        opened.exception()
 
 
 class _RedisProtocol(asyncio.Protocol):
