@@ -5,12 +5,14 @@ import json
 import time
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from tests.chaos.processors import PREFIX, Behaviour
+from tests.chaos.over_http import HttpClient
+from tests.chaos.over_http import Made as OverHttp
+from tests.chaos.processors import PREFIX, Behaviour, prefix_of
 from tests.chaos.witness import Event, Kind, Made, Verb, Witness
 from timers import NewTimer, TimerClient, TimersError
 from timers.client import Armed
@@ -27,10 +29,10 @@ LOOK_BEFORE_S: Final = 0.5
 
 
 class Calls:
-    """A client that reports each call to the witness. Timers are named by their id; all have the prefix `chaos`."""
+    """A client that reports each call to the witness. Timers are named by their id, which says their prefix too."""
 
-    def __init__(self, client: TimerClient, redis: Redis, witness: Witness) -> None:
-        self._client = client
+    def __init__(self, client: TimerClient | HttpClient, redis: Redis, witness: Witness) -> None:
+        self._client: Any = client
         self._redis = redis
         self._witness = witness
 
@@ -58,8 +60,8 @@ class Calls:
             self._answer_create(call, result)
         return True
 
-    def _answer_create(self, call: Event, result: Armed | TimersError) -> None:
-        if isinstance(result, Armed):
+    def _answer_create(self, call: Event, result: Armed | OverHttp | TimersError) -> None:
+        if isinstance(result, Armed | OverHttp):
             self._witness.answer(call, Kind.OK, Made(result.how))
         else:
             refusal = Made.EXISTS if isinstance(result, AlreadyExists) else Made.REFUSED
@@ -101,17 +103,17 @@ class Calls:
     async def cancel(self, timer_id: str) -> None:
         """Cancels a timer if it still can be."""
         call = self._witness.invoke(Verb.CANCEL, named(timer_id))
-        await self._answered(call, self._client.cancel(PREFIX, timer_id))
+        await self._answered(call, self._client.cancel(prefix_of(timer_id), timer_id))
 
     async def reschedule(self, timer_id: str, due_ms: int) -> None:
         """Moves a timer's due time if it still can be moved."""
         call = self._witness.invoke(Verb.RESCHEDULE, named(timer_id), due_ms=due_ms)
-        await self._answered(call, self._client.reschedule(PREFIX, timer_id, due_at=due_ms))
+        await self._answered(call, self._client.reschedule(prefix_of(timer_id), timer_id, due_at=due_ms))
 
     async def retry(self, timer_id: str) -> None:
         """Arms a failed or cancelled timer again, due now."""
         call = self._witness.invoke(Verb.RETRY, named(timer_id))
-        await self._answered(call, self._client.retry(PREFIX, timer_id))
+        await self._answered(call, self._client.retry(prefix_of(timer_id), timer_id))
 
     async def _answered(self, call: Event, answer: Awaitable[object]) -> None:
         try:
@@ -126,11 +128,11 @@ class Calls:
 
 def named(timer_id: str) -> str:
     """The timer's name in the history."""
-    return f"{PREFIX}/{timer_id}"
+    return f"{prefix_of(timer_id)}/{timer_id}"
 
 
 def new_timer(timer_id: str, due_ms: int, behaviour: Behaviour) -> NewTimer:
     """A strict create of one timer."""
     slots = behaviour.get("slots")
     repeat = None if slots is None else Repeat(every=REPEAT_EVERY, count=slots)
-    return NewTimer(prefix=PREFIX, id=timer_id, due_at=due_ms, payload=behaviour, repeat=repeat)
+    return NewTimer(prefix=prefix_of(timer_id), id=timer_id, due_at=due_ms, payload=behaviour, repeat=repeat)

@@ -33,6 +33,7 @@ def check(
     findings = list(
         chain(
             *(_of_story(story, end_states.get(timer), faults, max_attempts) for timer, story in told.items()),
+            life_rules.one_at_a_time(told, faults),
             _strangers(told, end_states),
             _conservation(told, end_states, counts),
             _disorder(history, complaints),
@@ -43,7 +44,8 @@ def check(
 
 def _of_story(story: Story, end: EndState | None, faults: Faults, max_attempts: int | None) -> Iterator[Finding]:
     yield from life_rules.lost(story, end)
-    yield from life_rules.early(story)
+    yield from life_rules.early(story, end)
+    yield from life_rules.served(story)
     yield from life_rules.cancelled(story, end)
     yield from life_rules.repeated(story, end, faults)
     yield from life_rules.created_twice(story, faults)

@@ -18,7 +18,7 @@ _ARMED_PER_S: Final = 8_000
 """A cautious guess, so that a large number of timers is armed before the first of them is due."""
 
 NOT_COVERED: Final = (
-    "loss of the server's data, partitions of single pods, clock steps, Sentinel and cluster, several shards, "
+    "loss of the server's data, partitions of single pods, clock steps, Sentinel and cluster, "
     "changes of bare keys, lateness beyond its figures"
 )
 
@@ -90,16 +90,17 @@ async def _live_through(plan: Plan, trouble: Trouble, on: Stage) -> list[str]:
     head_start_s = 1.0 + plan.timers / _ARMED_PER_S
     begin_ms = int((time.time() + head_start_s) * 1000)
     some: dict[str, Any] = {"one_in": 10, "bare": False} if plan.ledger else {}
+    some["lease_ms"] = plan.lease_ms
     workload = Workload.drawn(plan.timers, begin_ms, plan.spread_s, rng, **some)
-    changes = workload.changes(on.calls, begin_ms, plan.spread_s, rng)
+    changes = workload.changes(on.calls, on.by_http, begin_ms, plan.spread_s, rng)
     moments = trouble.moments(plan.times, plan.spread_s, rng)
     await on.calls.create_all(workload.timers)
     await asyncio.sleep(begin_ms / 1000 - time.time())
     async with asyncio.TaskGroup() as group:
         group.create_task(trouble.do(on, moments, rng))
         group.create_task(_make(changes))
-        for key in workload.bare_keys(on.calls):
-            group.create_task(_make([key]))
+        for alone in (*workload.bare_keys(on.calls), *workload.late_changes(on.by_http, begin_ms, plan.spread_s)):
+            group.create_task(_make([alone]))
     return workload.ids
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -9,7 +10,7 @@ from redis.asyncio import Redis
 
 from tests.chaos.findings import Completion, Counts, EndState
 from tests.chaos.pods import until
-from tests.chaos.processors import PREFIX
+from tests.chaos.processors import PREFIX, SERIAL, prefix_of
 from tests.conservation import conserved
 from tests.ledger.copies import agreed
 from tests.waiting import patient
@@ -19,13 +20,12 @@ from timers.core.model import RESTORED
 from timers.ledger.database import Database
 from timers.store.connect import connect
 
-_COUNTS: Final = "timers:{0}:counts"
 _LASTING: Final = re.compile(
-    r"timers:(meta|\{(pods|fired)\}:\w+|canary:.+|\{0\}:(token|epoch|mark|hooks|changed|inbox|counts|prefixes|bare|paused|blocked|rec:..|finished:.:.+))"
+    r"timers:(meta|\{(pods|fired)\}:\w+|canary:.+|\{\d+\}:(token|epoch|mark|hooks|changed|inbox|outbox|counts|prefixes|bare|paused|blocked|rec:..|finished:.:.+))"
 )
-"""Keys of one shard that may be there while nothing is armed: see the protocol. Due index, leases, triggers may not."""
+"""Keys of a shard that may be there while nothing is armed: see the protocol. Due index, leases, triggers may not."""
 
-_PASSING: Final = re.compile(r"timers:(\{limits:.+\}:.+|\{0\}:answered:.+)")
+_PASSING: Final = re.compile(r"timers:(\{limits:.+\}:.+|\{\d+\}:answered:.+)")
 """Keys that may be there as long as they go by themselves."""
 
 _READ_AT_ONCE: Final = 250
@@ -33,9 +33,12 @@ _READ_AT_ONCE: Final = 250
 
 async def by_status(redis: Redis) -> dict[str, int]:
     """The service's count of the chaos timers in each status, by the status letter."""
-    raw = await redis.hgetall(_COUNTS)
-    pairs = ((str(field).split(" ", 1), int(number)) for field, number in raw.items())
-    return {letter: number for (letter, prefix), number in pairs if prefix == PREFIX}
+    found = Counter[str]()
+    for shard in range(int(await redis.hget("timers:meta", "shards") or 1)):
+        for field, number in (await redis.hgetall(f"timers:{{{shard}}}:counts")).items():
+            letter, prefix = str(field).split(" ", 1)
+            found[letter] += int(number) if prefix in (PREFIX, SERIAL) else 0
+    return found
 
 
 async def drained(redis: Redis, *, timeout_s: float) -> None:
@@ -75,9 +78,9 @@ async def end_states(url: str, ids: Sequence[str]) -> dict[str, EndState]:
         store = await open_store(connections)
         found: dict[str, EndState] = {}
         for start in range(0, len(ids), _READ_AT_ONCE):
-            identities = [(PREFIX, timer_id) for timer_id in ids[start : start + _READ_AT_ONCE]]
+            identities = [(prefix_of(timer_id), timer_id) for timer_id in ids[start : start + _READ_AT_ONCE]]
             timers = await store.get(identities)
-            found |= {f"{PREFIX}/{timer.id}": _end_state(timer) for timer in timers if timer is not None}
+            found |= {f"{timer.prefix}/{timer.id}": _end_state(timer) for timer in timers if timer is not None}
         return found
     finally:
         await connections.close()
@@ -96,6 +99,7 @@ def _end_state(timer: Timer) -> EndState:
             for entry in timer.history
             if entry.status is Status.COMPLETED and RESTORED not in (entry.note or "")
         ),
+        early_ms=max((-entry.lateness_ms for entry in timer.history if entry.lateness_ms is not None), default=0),
     )
 
 

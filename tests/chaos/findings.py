@@ -24,7 +24,9 @@ class Property(StrEnum):
     REPEATS = "P9 one run per slot"
     IDEMPOTENT = "P10 one identity, one timer"
     CONSERVATION = "P11 conservation"
+    SERVED = "P12 the processor meant, and no more at once than it allows"
     ORDERLY = "P13 orderly"
+    TOLD = "P14 hooks are told"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndState:
-    """A timer's record after the drain. `failures` is its count of failures, `reason` its last error."""
+    """A timer's record after the drain. `failures` is its count of failures, `reason` its last error, `early_ms` by how
+    much its earliest claim came before it was due, if that is above 0."""
 
     status: str
     token: int
@@ -45,6 +48,7 @@ class EndState:
     failures: int = 0
     reason: str = ""
     completions: tuple[Completion, ...] = ()
+    early_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

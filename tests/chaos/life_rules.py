@@ -1,11 +1,12 @@
 """The promises about a timer's life: P1 never lost, P2 never early, P6 cancel means cancel, P9 one run per slot,
-P10 one identity, one timer."""
+P10 one identity, one timer, P12 the processor meant."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from tests.chaos.findings import FINISHED, EndState, Finding, Property
-from tests.chaos.timeline import SUCCEEDED, Call, Faults, Run, Story
+from tests.chaos.processors import SERIAL
+from tests.chaos.timeline import FOREVER_NS, SUCCEEDED, Call, Faults, Run, Story
 from tests.chaos.witness import Made, Verb
 
 
@@ -21,6 +22,37 @@ def lost(story: Story, end: EndState | None) -> Iterator[Finding]:
         yield Finding(Property.LOST, story.timer, complaint, story.lines())
 
 
+def served(story: Story) -> Iterator[Finding]:
+    """P12: the processor that declared the longest prefix ran it."""
+    for run in story.runs:
+        if run.start.processor and run.start.processor != story.timer.partition("/")[0]:
+            text = f"it was run by the processor {run.start.processor}"
+            yield Finding(Property.SERVED, story.timer, text, run.lines())
+
+
+def one_at_a_time(told: Mapping[str, Story], faults: Faults) -> Iterator[Finding]:
+    """P12: a start of a processor that runs one timer at a time came after the end of the run before it, or a fault of
+    that run's pod had ended its permit."""
+    runs = sorted(
+        (run for name, story in told.items() if name.startswith(f"{SERIAL}/") for run in story.runs), key=_began
+    )
+    open_run: Run | None = None
+    for run in runs:
+        if open_run and not (open_run.ended_before(_began(run)) or faults.took_over(open_run, _began(run))):
+            text = f"{run.start.timer} started while it was running, and only one may at a time"
+            yield Finding(Property.SERVED, open_run.start.timer, text, open_run.lines() + run.lines())
+        if open_run is None or _ended(run) > _ended(open_run):
+            open_run = run
+
+
+def _began(run: Run) -> int:
+    return run.start.mono_ns
+
+
+def _ended(run: Run) -> int:
+    return FOREVER_NS if run.end is None else run.end.mono_ns
+
+
 def _bad_end(story: Story, end: EndState) -> str:
     if end.status == "cancelled":
         possible = any(call.ok or call.unknown for call in story.of(Verb.CANCEL))
@@ -33,8 +65,11 @@ def _bad_end(story: Story, end: EndState) -> str:
     return "" if end.reason else f"it is {end.status} without a reason"
 
 
-def early(story: Story) -> Iterator[Finding]:
-    """P2: no start before the due time, neither the one the driver asked for nor the one the timer shows."""
+def early(story: Story, end: EndState | None) -> Iterator[Finding]:
+    """P2: no start before the due time, neither the one the driver asked for nor the one the timer shows; and no claim,
+    by the record's own word."""
+    if end is not None and end.early_ms > 0:
+        yield Finding(Property.EARLY, story.timer, f"it was claimed {end.early_ms} ms before it was due", story.lines())
     for run in story.runs:
         due_ms = max(_earliest_due_ms(story, run), run.start.due_ms)
         ahead_ns = due_ms * 1_000_000 - run.start.wall_ns

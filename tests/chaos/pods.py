@@ -13,9 +13,10 @@ from redis.asyncio import Redis
 
 from tests.chaos.processors import DIRECTORY_VARIABLE
 from tests.nursery import ROOT, Child, start_timers
+from tests.servers import free_port
 from tests.waiting import DEADLINE_SECONDS
 
-_SERVE: Final = ("serve", "--roles", "worker")
+_SERVE: Final = ("serve",)
 _READY_TIMEOUT_S: Final = DEADLINE_SECONDS
 _STOP_TIMEOUT_S: Final = DEADLINE_SECONDS
 _POLL_S: Final = 0.02
@@ -42,21 +43,29 @@ class PodDied(Exception):
 
 
 class Pod:
-    """One running pod. `name` is unique in the whole run: a replacement has another name."""
+    """One running pod. `name` is unique in the whole run: a replacement has another name. A `narrow` one lacks a
+    processor that others have."""
 
-    def __init__(self, name: str, process: Child | subprocess.Popen[bytes], log: Path) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, process: Child | subprocess.Popen[bytes], log: Path, *, narrow: bool, address: str
+    ) -> None:
+        self.name, self.narrow, self.address = name, narrow, address
         self._process = process
         self._log = log
         self._signs: set[float] = set()
 
     @classmethod
-    def start(cls, name: str, directory: Path, settings: Mapping[str, str]) -> Self:
+    def start(cls, name: str, directory: Path, settings: Mapping[str, str], *, narrow: bool = False) -> Self:
         """Starts a pod that writes its witness file and log to `directory`. Does not wait until it works."""
-        log = directory / f"{name}.log"
+        log, port = directory / f"{name}.log", str(free_port())
+        said = {
+            **settings,
+            "TIMERS_HTTP_PORT": port,
+            **({"TIMERS_PROCESSORS": "tests.chaos.processors:chaos"} if narrow else {}),
+        }
         with log.open("wb") as output:
-            process = start_timers(_SERVE, directory, _environment(name, directory, settings), output, output)
-        return cls(name, process, log)
+            process = start_timers(_SERVE, directory, _environment(name, directory, said), output, output)
+        return cls(name, process, log, narrow=narrow, address=f"http://127.0.0.1:{port}")
 
     @property
     def pid(self) -> int:
@@ -120,16 +129,16 @@ class Pods:
         self._started = 0
         self.live: list[Pod] = []
 
-    async def start(self, number: int) -> None:
-        """Starts `count` pods and waits until all of them work."""
-        for _ in range(number):
-            await self.add()
+    async def start(self, number: int, *, some_narrow: bool = False) -> None:
+        """Starts a number of pods and waits until all of them work. With `some_narrow` every other one is."""
+        for place in range(number):
+            await self.add(narrow=some_narrow and place % 2 == 1)
         await self.ready()
 
-    async def add(self) -> Pod:
+    async def add(self, *, narrow: bool = False) -> Pod:
         """Starts one more pod, without waiting for it."""
         self._started += 1
-        pod = Pod.start(f"pod-{self._started}", self._directory, self._settings)
+        pod = Pod.start(f"pod-{self._started}", self._directory, self._settings, narrow=narrow)
         self.live.append(pod)
         return pod
 
@@ -138,9 +147,9 @@ class Pods:
         return next(pod for pod in self.live if pod.name == name)
 
     async def replace(self, pod: Pod) -> Pod:
-        """Forgets `pod`, which has ended, and starts another."""
+        """Forgets `pod`, which has ended, and starts another of its kind."""
         self.live.remove(pod)
-        return await self.add()
+        return await self.add(narrow=pod.narrow)
 
     async def ready(self) -> None:
         """Waits until all live pods work. Raises PodDied."""
@@ -201,6 +210,7 @@ def _environment(name: str, directory: Path, settings: Mapping[str, str]) -> dic
         "PYTHONPATH": str(ROOT),
         "TIMERS_PROCESSORS": "tests.chaos.processors",
         "TIMERS_POD": name,
+        "TIMERS_ROLES": "worker",
         "TIMERS_LOG_LEVEL": "warning",
         "TIMERS_LOG_FORMAT": "json",
         DIRECTORY_VARIABLE: str(directory),

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Final, TypedDict
 
 from tests.chaos.witness import Attempt, Outcome, Witness
-from timers import Context, Timer, processor
+from timers import Context, RetryPolicy, Timer, processor
 
 DIRECTORY_VARIABLE: Final = "CHAOS_WITNESS_DIR"
 PREFIX: Final = "chaos"
+SERIAL: Final = "chaos-serial"
+"""Runs one timer at a time, and not on all pods."""
 MAX_ATTEMPTS: Final = 5
+_RETRY: Final = RetryPolicy(max_attempts=MAX_ATTEMPTS, backoff="fixed", base="200ms")
 
 
 class Behaviour(TypedDict, total=False):
@@ -32,8 +35,24 @@ def _witness() -> Witness:
     return Witness(Path(os.environ[DIRECTORY_VARIABLE]), os.environ["TIMERS_POD"])
 
 
-@processor(PREFIX, retry={"max_attempts": MAX_ATTEMPTS, "backoff": "fixed", "base": "200ms"})
+def prefix_of(timer_id: str) -> str:
+    """The prefix of a timer of this name."""
+    return SERIAL if timer_id.startswith("serial") else PREFIX
+
+
+@processor(PREFIX, retry=_RETRY)
 async def chaos(timer: Timer, context: Context) -> None:
+    """See `_run`."""
+    await _run(timer, context, PREFIX)
+
+
+@processor(SERIAL, retry=_RETRY, concurrency=1)
+async def chaos_serial(timer: Timer, context: Context) -> None:
+    """See `_run`."""
+    await _run(timer, context, SERIAL)
+
+
+async def _run(timer: Timer, context: Context, called: str) -> None:
     """Reports its start, behaves as the payload asks, and reports its end."""
     run = Attempt(
         timer=f"{timer.prefix}/{timer.id}",
@@ -41,6 +60,7 @@ async def chaos(timer: Timer, context: Context) -> None:
         attempt=timer.attempt,
         token=context.token,
         due_ms=timer.due_ms,
+        processor=called,
     )
     _witness().start(run)
     outcome = Outcome.FAILED

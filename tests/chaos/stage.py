@@ -1,9 +1,10 @@
 """All that a run needs: a server of its own, pods, a client that reports to the witness, the verdict at the end."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -14,8 +15,10 @@ from tests.chaos import endings, starvation
 from tests.chaos.calls import Calls
 from tests.chaos.checker import check
 from tests.chaos.findings import Report
+from tests.chaos.hooks import LOOPBACK, Receiver, existing, told
+from tests.chaos.over_http import HttpClient
 from tests.chaos.pods import Pods, until
-from tests.chaos.processors import MAX_ATTEMPTS
+from tests.chaos.processors import MAX_ATTEMPTS, PREFIX
 from tests.chaos.proxy import Proxy
 from tests.chaos.server import Server
 from tests.chaos.timeline import EVERY_POD
@@ -36,11 +39,14 @@ Ledger = Literal["", "sqlite", "postgresql"]
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a stage needs besides a server and pods: further server arguments, a drain timeout, a proxy between pods,
-    client and server, a ledger."""
+    client and server, an API on each pod, a receiver of hooks, a number of shards, a ledger."""
 
     server_options: tuple[str, ...] = ()
     drain_timeout_ms: int = 25_000
     proxy: bool = False
+    http: bool = False
+    hooks: bool = False
+    shards: int = 1
     ledger: Ledger = ""
 
 
@@ -49,8 +55,8 @@ NOTHING: Final = Needs()
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a run works with. `redis` connects directly to the server. `lines` is the folder with the witness files and
-    the logs of the pods."""
+    """What a run works with. `redis` connects directly to the server. `by_http` are calls to the pods' API, if they
+    have one. `lines` is the folder with the witness files and the logs of the pods."""
 
     server: Server
     redis: Redis
@@ -58,10 +64,12 @@ class Stage:
     client: TimerClient
     witness: Witness
     calls: Calls
+    by_http: Calls
     pods: Pods
     lines: Path
     lease_ms: int
     ledger: Database | None
+    receiver: Receiver | None
 
     async def started(self, *, attempt: int) -> Event:
         """Waits until the witness has the start of an attempt of the only timer."""
@@ -82,7 +90,9 @@ class Stage:
         """
         await self.pods.ready()
         await endings.drained(self.redis, timeout_s=drain_s)
-        return check(
+        if self.receiver is not None:
+            await told(self.redis, timeout_s=drain_s)
+        report = check(
             read_history(self.lines),
             lease_ms=self.lease_ms,
             end_states=await endings.end_states(self.server.url, ids),
@@ -90,6 +100,10 @@ class Stage:
             max_attempts=MAX_ATTEMPTS,
             complaints=self.pods.complaints(),
         )
+        if self.receiver is None:
+            return report
+        untold = self.receiver.untold(await existing(self.client, ids))
+        return replace(report, findings=[*report.findings, *untold])
 
 
 @asynccontextmanager
@@ -101,6 +115,8 @@ async def stage(
         "TIMERS_LEASE": f"{lease_ms}ms",
         "TIMERS_DRAIN_TIMEOUT": f"{needs.drain_timeout_ms}ms",
         "TIMERS_ADOPT_EVERY": "1s",
+        "TIMERS_SHARDS": str(needs.shards),
+        "TIMERS_ROLES": "api,worker" if needs.http else "worker",
     }
     lines = directory / "history"
     lines.mkdir()
@@ -115,19 +131,39 @@ async def stage(
         if ledger is not None:
             ends.push_async_callback(ledger.close)
             settings["TIMERS_LEDGER_URL"] = ledger.engine.url.render_as_string(hide_password=False)
+        receiver = await ends.enter_async_context(Receiver()) if needs.hooks else None
+        if receiver is not None:
+            settings |= {"TIMERS_HOOKS": f"all@{PREFIX}*={receiver.url}", "TIMERS_WEBHOOK_ALLOW": f"{LOOPBACK}/32"}
         client = await ends.enter_async_context(TimerClient(url, ledger=settings.get("TIMERS_LEDGER_URL")))
         plain = connect(patient(url))
         ends.push_async_callback(plain.close)
         crew = await ends.enter_async_context(Pods(url, redis, lines, settings))
-        await crew.start(pods)
+        await crew.start(pods, some_narrow=True)
         calls = Calls(client, plain.commands, witness)
+        by_http = calls
+        if needs.http:
+            http = await ends.enter_async_context(HttpClient(lambda: crew.live, random.Random(0)))
+            by_http = Calls(http, plain.commands, witness)
 
         def processes() -> dict[str, int]:
             return {EVERY_POD: server.pid} | {pod.name: pod.pid for pod in crew.live}
 
         watching = asyncio.create_task(starvation.watch(witness, processes, lease_ms))
         ends.callback(watching.cancel)
-        yield Stage(server, redis, proxy, client, witness, calls, crew, lines, taken_lease_ms(lease_ms), ledger)
+        yield Stage(
+            server,
+            redis,
+            proxy,
+            client,
+            witness,
+            calls,
+            by_http,
+            crew,
+            lines,
+            taken_lease_ms(lease_ms),
+            ledger,
+            receiver,
+        )
 
 
 async def _ledger(directory: Path, dialect: str) -> Database:

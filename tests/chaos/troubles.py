@@ -51,6 +51,14 @@ async def _kill(on: Stage, rng: random.Random) -> None:
     await on.pods.replace(victim)
 
 
+async def _unhear(on: Stage, rng: random.Random) -> None:
+    """Kill a pod while the receiver of hooks is dead as well."""
+    assert on.receiver is not None
+    await on.receiver.die()
+    await _kill(on, rng)
+    await on.receiver.live()
+
+
 async def _black_out(on: Stage, _: random.Random) -> None:
     """Kill all pods at once."""
     victims = list(on.pods.live)
@@ -69,7 +77,7 @@ async def _pause(on: Stage, rng: random.Random) -> None:
 async def _roll(on: Stage, _: random.Random) -> None:
     """Replace the oldest pod by a new one, which works before the old one stops."""
     oldest = on.pods.live[0]
-    await on.pods.add()
+    await on.pods.add(narrow=oldest.narrow)
     await on.pods.ready()
     await faults.stop(on.witness, oldest)
     on.pods.live.remove(oldest)
@@ -179,7 +187,8 @@ LEDGER_TROUBLES: Final = ("flushalls", "emptied", "older", "lost")
 """Those that only a ledger survives."""
 
 TROUBLES: Final[Mapping[str, Trouble]] = {
-    "kills": Trouble(_kill, timers=100_000, spread_s=90.0, times=60),
+    "kills": Trouble(_kill, timers=100_000, spread_s=90.0, times=60, needs=Needs(http=True)),
+    "hooks": Trouble(_unhear, timers=3_000, times=6, needs=Needs(hooks=True)),
     "blackouts": Trouble(_black_out, times=3),
     "cuts": Trouble(_cut, times=200, even=True),
     "pauses": Trouble(_pause, times=3),
@@ -199,6 +208,6 @@ TROUBLES: Final[Mapping[str, Trouble]] = {
         timers=40_000,
         spread_s=60.0,
         times=40,
-        needs=Needs(proxy=True, server_options=("--appendfsync", "always"), drain_timeout_ms=100),
+        needs=Needs(proxy=True, http=True, shards=3, server_options=("--appendfsync", "always"), drain_timeout_ms=100),
     ),
 }

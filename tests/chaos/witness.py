@@ -93,7 +93,8 @@ class Event:
 
     `timer` is `prefix/id`. `call` links an answer to its call and a fault's end to its start. `due_ms` is epoch
     milliseconds: on a call the earliest that was asked for, on a start the one that the timer shows. `slots` is how
-    often the timer of a create is to run, 0 for nothing said. `exit_code` is set for a pod that was told to stop.
+    often the timer of a create is to run, 0 for nothing said. `processor` is the one that was called.
+    `exit_code` is set for a pod that was told to stop.
     """
 
     kind: Kind
@@ -110,6 +111,7 @@ class Event:
     token: int = 0
     due_ms: int = 0
     slots: int = 0
+    processor: str = ""
     outcome: str = ""
     fault: str = ""
     proof: str = ""
@@ -134,13 +136,14 @@ _FIELDS = tuple(field.name for field in fields(Event))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What identifies one run of a timer in start and end lines, and its due time."""
+    """What identifies one run of a timer in start and end lines, its due time, and the processor that was called."""
 
     timer: str
     occurrence: int
     attempt: int
     token: int
     due_ms: int
+    processor: str = ""
 
 
 class Said(TypedDict, total=False):
@@ -156,6 +159,7 @@ class Said(TypedDict, total=False):
     token: int
     due_ms: int
     slots: int
+    processor: str
     outcome: str
     fault: str
     proof: str
@@ -202,7 +206,7 @@ class Witness:
 
     def start(self, run: Attempt) -> Event:
         """Writes that a run begins. Call it before the effect."""
-        return self._write(Kind.START, due_ms=run.due_ms, **_identity(run))
+        return self._write(Kind.START, due_ms=run.due_ms, processor=run.processor, **_identity(run))
 
     def end(self, run: Attempt, outcome: Outcome) -> Event:
         """Writes that a run's effect is over. Call it before the service hears of it."""

@@ -4,6 +4,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from typing import Final
 
 from tests.chaos.calls import Calls
@@ -26,11 +27,14 @@ _BARE_MS: Final = (3_000, 6_000)
 
 _SLOTS: Final = 4
 
+_NEAR_MS: Final = 20
+"""How close to its due time a timer is cancelled or moved at the last moment."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """The timers armed beforehand, those armed during the run, the bare keys (id, ms to live), and the ids that
-    are changed. Times are seconds from the start."""
+    are changed, some at a time of their own because they are about to be due. Times are seconds from the start."""
 
     timers: list[Wanted]
     arriving: list[tuple[float, Wanted]]
@@ -38,6 +42,8 @@ class Workload:
     cancelled: list[str]
     moved: list[str]
     created_again: list[str]
+    late_cancels: list[tuple[float, str]]
+    late_moves: list[tuple[float, str]]
 
     @classmethod
     def drawn(
@@ -49,20 +55,35 @@ class Workload:
         one_in: int = _ONE_IN,
         *,
         bare: bool = True,
+        lease_ms: int = 4_000,
     ) -> "Workload":
         """Evenly spread due times. Of `one_in` timers one is armed during the run, one is a bare key, one repeats, one
-        is cancelled, one moved, one created a second time."""
+        runs alone, one is cancelled, one moved, one created a second time, one cancelled and one moved at the last
+        moment; of ten times as many one runs for 0.5 to 2 leases."""
         some = max(1, number // one_in)
         ids = [f"t{index}" for index in range(number)]
+        ids[3 * some : 4 * some] = [f"serial-{index}" for index in range(3 * some, 4 * some)]
         late, keys, repeating, early = ids[:some], ids[some : 2 * some], ids[2 * some : 3 * some], ids[2 * some :]
         does = {id_: _behaviour(rng) for id_ in early} | {id_: _repeats(rng) for id_ in repeating}
+        does |= {id_: {"run_ms": rng.randrange(10)} for id_ in ids[3 * some : 4 * some]}
+        does |= {
+            id_: {"run_ms": rng.randrange(lease_ms // 2, 2 * lease_ms)}
+            for id_ in rng.sample(ids[4 * some :], max(1, some // 10))
+        }
+        due = {id_: begin_ms + rng.randrange(int(spread_s * 1000)) for id_ in early}
+
+        def at_last(id_: str) -> tuple[float, str]:
+            return (due[id_] - begin_ms + rng.uniform(-_NEAR_MS, _NEAR_MS)) / 1000, id_
+
         return cls(
-            timers=[(id_, begin_ms + rng.randrange(int(spread_s * 1000)), does[id_]) for id_ in early],
+            timers=[(id_, due[id_], does[id_]) for id_ in early],
             arriving=[_arrival(id_, begin_ms, rng.uniform(0, spread_s), rng) for id_ in late],
             bare=[(rng.uniform(0, spread_s / 2), id_, rng.randrange(*_BARE_MS)) for id_ in keys if bare],
             cancelled=rng.sample(early, some),
             moved=rng.sample(early, some),
             created_again=rng.sample(early, some),
+            late_cancels=[at_last(id_) for id_ in rng.sample(early, some)],
+            late_moves=[at_last(id_) for id_ in rng.sample(early, some)],
         )
 
     @property
@@ -71,24 +92,31 @@ class Workload:
         armed = [timer[0] for timer in self.timers] + [timer[0] for _, timer in self.arriving]
         return armed + [id_ for _, id_, _ in self.bare]
 
-    def changes(self, calls: Calls, begin_ms: int, within_s: float, rng: random.Random) -> list[Change]:
-        """What the driver does during the run, by time. It arms half of the cancelled timers again a little later."""
-        late_ms = begin_ms + int(within_s * 1000)
+    def changes(self, calls: Calls, by_http: Calls, begin_ms: int, within_s: float, rng: random.Random) -> list[Change]:
+        """What the driver does during the run, by time. It arms half of the cancelled timers again a little later. Half
+        of all calls go over HTTP."""
+        late_ms, either = begin_ms + int(within_s * 1000), cycle((calls, by_http))
         actions = [
-            *(partial(calls.cancel, id_) for id_ in self.cancelled),
-            *(partial(calls.retry, id_) for id_ in self.cancelled[::2]),
-            *(partial(calls.reschedule, id_, late_ms) for id_ in self.moved),
-            *(partial(calls.create, id_, late_ms, {}) for id_ in self.created_again),
+            *(partial(one.cancel, id_) for one, id_ in zip(either, self.cancelled, strict=False)),
+            *(partial(one.retry, id_) for one, id_ in zip(either, self.cancelled[::2], strict=False)),
+            *(partial(one.reschedule, id_, late_ms) for one, id_ in zip(either, self.moved, strict=False)),
+            *(partial(one.create, id_, late_ms, {}) for one, id_ in zip(either, self.created_again, strict=False)),
         ]
         changes = [(rng.uniform(0, within_s), action) for action in actions]
-        return sorted([*changes, *self._arrivals(calls)], key=lambda change: change[0])
+        return sorted([*changes, *self._arrivals(either)], key=lambda change: change[0])
+
+    def late_changes(self, calls: Calls, begin_ms: int, within_s: float) -> list[Change]:
+        """Cancels and moves at the last moment. None waits for another."""
+        late_ms = begin_ms + int(within_s * 1000)
+        cancels: list[Change] = [(at_s, partial(calls.cancel, id_)) for at_s, id_ in self.late_cancels]
+        return cancels + [(at_s, partial(calls.reschedule, id_, late_ms)) for at_s, id_ in self.late_moves]
 
     def bare_keys(self, calls: Calls) -> list[Change]:
         """The bare keys to set. Each call lasts as long as its key."""
         return [(at_s, partial(calls.set_bare, id_, life_ms, {"run_ms": 5})) for at_s, id_, life_ms in self.bare]
 
-    def _arrivals(self, calls: Calls) -> Iterator[Change]:
-        for at_s, wanted in self.arriving:
+    def _arrivals(self, either: Iterator[Calls]) -> Iterator[Change]:
+        for (at_s, wanted), calls in zip(self.arriving, either, strict=False):
             yield at_s, partial(calls.create_surely, *wanted)
 
 
