@@ -18,7 +18,7 @@ from timers.core.spec import NewTimer
 from timers.engine import claimer
 from timers.processor import Context
 from timers.store import scripts
-from timers.store.connect import ScriptConnection
+from timers.store.connect import Scripts
 from timers.store.store import Touched
 
 
@@ -198,7 +198,7 @@ class TestConcurrency:
         ran: Counter[str] = Counter()
         run = scripts.run
 
-        def count(redis: Redis | ScriptConnection, name: str, *given: Any) -> Awaitable[Any]:
+        def count(redis: Redis | Scripts, name: str, *given: Any) -> Awaitable[Any]:
             ran[name] += 1
             return run(redis, name, *given)
 

@@ -14,7 +14,7 @@ from tests.store.test_round_trips import count_sent
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
 from timers.store import queries
-from timers.store.connect import ScriptConnection
+from timers.store.connect import Scripts
 from timers.store.filters import Filter
 from timers.store.listing import LARGEST_BYTES, PAGE_BYTES, Page, read_page, read_pages
 from timers.store.queries import endings
@@ -106,7 +106,7 @@ class Asked(Store):
         super().__init__(real.connections, shards=real.shards)
         self.asked: list[tuple[object, ...]] = []
 
-    async def run_all(self, name: str, calls: Sequence[Call], via: ScriptConnection | None = None) -> list[Any]:
+    async def run_all(self, name: str, calls: Sequence[Call], via: Scripts | None = None) -> list[Any]:
         self.asked += (tuple(arguments[:2]) for _, arguments in calls)
         return await super().run_all(name, calls, via)
 

@@ -12,7 +12,7 @@ from tests.conftest import SharedServers
 from tests.store.acts import LEASE_MS, OTHER, POD, PREFIX, an_end, armed, arming, claim, settle
 from tests.store.backends import Backend, open_store
 from timers.core.limits import Limits, Rate
-from timers.store.connect import ScriptConnection
+from timers.store.connect import Scripts
 from timers.store.permits import Permits, Reservation
 from timers.store.scripts import Call
 from timers.store.store import Store
@@ -85,7 +85,7 @@ async def test_a_permit_that_is_released_while_it_is_kept_does_not_come_back(
     reserved, order = await reserve(permits, TWO, 2), list[str]()
     run_all = store.run_all
 
-    async def in_order(name: str, calls: Sequence[Call], via: ScriptConnection | None = None) -> list[Any]:
+    async def in_order(name: str, calls: Sequence[Call], via: Scripts | None = None) -> list[Any]:
         if name == "keep":
             keeping.set()
             go_on.wait()

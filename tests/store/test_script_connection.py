@@ -15,7 +15,7 @@ from tests.servers import Kind, free_port
 from tests.store.acts import arming
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.errors import Unavailable
-from timers.store.connect import ScriptConnection, connect
+from timers.store.connect import ScriptConnection, Scripts, connect
 from timers.store.store import Store
 
 ECHO = "return ARGV[1]"
@@ -23,6 +23,7 @@ ECHO = "return ARGV[1]"
 
 @pytest.fixture
 async def connection(real: Store) -> ScriptConnection:
+    assert isinstance(real.connections.scripts, ScriptConnection)
     return real.connections.scripts
 
 
@@ -31,7 +32,7 @@ async def redis(real: Store) -> Redis:
     return real.connections.commands
 
 
-async def echoed(connection: ScriptConnection, word: str) -> str:
+async def echoed(connection: Scripts, word: str) -> str:
     answer: bytes = await connection.eval(ECHO, 0, word)
     return answer.decode()
 
@@ -86,7 +87,7 @@ async def test_an_attempt_that_all_have_given_up_fails_without_a_word() -> None:
     """Whoever is cancelled while the connection opens, as a request is whose client has gone, no longer asks."""
     complaints: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, said: complaints.append(said["message"]))
-    connection = connect(f"redis://127.0.0.1:{free_port()}").scripts
+    connection = ScriptConnection(connect(f"redis://127.0.0.1:{free_port()}").dial(), answer_s=5.0)
     asked = asyncio.create_task(echoed(connection, "a"))
     await asyncio.sleep(0)  # it opens
     opening = connection._opening

@@ -7,6 +7,7 @@ from timers.setting_values import redacted
 from timers.settings import Settings
 from timers.store.connect import Connections, connect
 from timers.store.identity import READS
+from timers.store.scripts import reachable
 from timers.store.store import Store
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ async def open_store(connections: Connections, *, shards: int | None = None) -> 
     """A store over connections, with the number of shards that the db has. Writes nothing."""
     store = Store(connections, shards=shards)
     await store.identity.refresh()
+    if not store.identity.epoch:
+        with reachable():
+            await connections.check_form()
     return store
 
 

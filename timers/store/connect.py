@@ -1,8 +1,10 @@
 """Owns connections: the one place where a URL becomes clients with explicit timeouts and retries."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import (
     ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
     InvalidResponse,
+    ResponseError,
 )
 
 from timers.errors import ConfigurationError
@@ -21,6 +24,9 @@ from timers.setting_values import check_redis_url
 
 ANSWER_TIMEOUT_SECONDS: Final = 5.0
 POOL_SIZE: Final = 32
+DEFAULT_SHARDS: Final = 1
+ONE_NODE: Final = "TIMERS_REDIS_URL names one node of a cluster; use redis+cluster://HOST:PORT (or rediss+cluster://)"
+
 CONNECT_SHARE: Final = 0.4
 """Share of the answer's time that connecting may take."""
 
@@ -29,7 +35,27 @@ CONNECT_SHARE: Final = 0.4
 _NEVER: Final = Retry(NoBackoff(), 0)
 
 
-class ScriptConnection:
+class Scripts(ABC):
+    """Runs scripts for many callers at once, and never sends one again."""
+
+    def evalsha(self, *arguments: str | int | bytes) -> Awaitable[Any]:
+        """As redis-py's."""
+        return self.execute("EVALSHA", *arguments)
+
+    def eval(self, *arguments: str | int | bytes) -> Awaitable[Any]:
+        """As redis-py's."""
+        return self.execute("EVAL", *arguments)
+
+    @abstractmethod
+    async def execute(self, *command: str | int | bytes) -> Any:
+        """Send a command and return its answer."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close the connection. The next command opens another."""
+
+
+class ScriptConnection(Scripts):
     """One connection that many callers share: commands are executed and answered in the order in which they were sent.
     It opens with the first command and reopens after it broke. It needs no lending from a pool, which costs 35 µs of
     CPU a create, and redis-py only opens it: its way to the socket and back costs 17."""
@@ -40,16 +66,8 @@ class ScriptConnection:
         self._wire: _RedisProtocol | None = None
         self._opening: asyncio.Task[_RedisProtocol] | None = None
 
-    def evalsha(self, *arguments: str | int | bytes) -> Awaitable[Any]:
-        """As redis-py's."""
-        return self._execute("EVALSHA", *arguments)
-
-    def eval(self, *arguments: str | int | bytes) -> Awaitable[Any]:
-        """As redis-py's."""
-        return self._execute("EVAL", *arguments)
-
-    async def _execute(self, *command: str | int | bytes) -> Any:
-        """Send a command and return its answer. All who come while the connection opens share that attempt."""
+    async def execute(self, *command: str | int | bytes) -> Any:
+        """See Scripts. All who come while the connection opens share that attempt."""
         wire = self._wire
         if wire is None or not wire.is_open:
             if self._opening is None or self._opening.done():
@@ -70,7 +88,7 @@ class ScriptConnection:
         return self._wire
 
     async def aclose(self) -> None:
-        """Close the connection. The next command opens another."""
+        """See Scripts."""
         if self._opening is not None:
             self._opening.cancel()
         self._wire = None
@@ -154,7 +172,7 @@ class Connections:
 
     commands: Redis
     db: int
-    scripts: ScriptConnection
+    scripts: Scripts
 
     @property
     def user(self) -> str:
@@ -173,11 +191,27 @@ class Connections:
         """The servers that hold the db's keys, each with connections of its own: this one alone."""
         return (self,)
 
+    def node_of(self, _key: str) -> "Connections":
+        """The one of `nodes` that holds a key."""
+        return self
+
+    @property
+    def default_shards(self) -> int:
+        """The number of shards of a db for which nobody asks for another."""
+        return DEFAULT_SHARDS
+
+    async def check_form(self) -> None:
+        """Raise ConfigurationError if this is one node of a cluster: it has only a part of a db."""
+        with suppress(ResponseError):  # no cluster, or the user may not ask
+            info: Any = await self.commands.cluster("INFO")
+            if int(info["cluster_size"]) > 1:
+                raise ConfigurationError(ONE_NODE)
+
     def dial(self) -> AbstractConnection:
         """A connection of its own, not yet open, whose reads wait without limit."""
         return _dial(self.commands.connection_pool)
 
-    def dial_scripts(self, answer_s: float) -> ScriptConnection:
+    def dial_scripts(self, answer_s: float) -> Scripts:
         """A connection for scripts of its own, which its caller closes; an answer may take `answer_s` seconds."""
         return ScriptConnection(self.dial(), answer_s=answer_s)
 
@@ -193,9 +227,11 @@ def _dial(pool: ConnectionPool) -> AbstractConnection:
 
 
 def connect(url: str, *, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS) -> Connections:
-    """Clients for a URL (`redis://`, `rediss://`, `unix://`). Opens nothing yet. Raises ConfigurationError."""
+    """Clients for a URL of any of REDIS_SCHEMES. Opens nothing yet. Raises ConfigurationError."""
     if url.startswith(("redis+cluster://", "rediss+cluster://")):
-        raise ConfigurationError("TIMERS_REDIS_URL: a cluster is not supported by this version")
+        from timers.store.cluster import connect_cluster  # noqa: PLC0415 (it makes its connections here)
+
+        return connect_cluster(url, answer_timeout_seconds=answer_timeout_seconds)
     if url.startswith(("redis+sentinel://", "rediss+sentinel://")):
         raise ConfigurationError("TIMERS_REDIS_URL: Sentinels are not supported by this version")
     given: dict[str, Any] = {

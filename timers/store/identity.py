@@ -27,8 +27,6 @@ from timers.core.durations import format_time
 from timers.errors import ConfigurationError, NewerFormat, RedisRights, TooNew, Unavailable, shown
 from timers.store import keys, scripts
 
-DEFAULT_SHARDS: Final = 1
-
 SILENT_SECONDS: Final = 7
 """A pod whose last sign of life is older than this counts as gone."""
 
@@ -108,12 +106,12 @@ class Meta:
 
 class DbIdentity:
     """The db as this process knows it. `epoch` is empty until somebody has made one; until then the number of shards is
-    what was asked for, or the default. `pinned` is the number that this process insists on; None accepts any."""
+    what was asked for, or the `default`. `pinned` is the number that this process insists on; None accepts any."""
 
-    def __init__(self, redis: Redis, wake: str, clock: ServerClock, shards: int | None) -> None:
-        self._redis, self._wake, self._clock = redis, wake, clock
+    def __init__(self, redis: Redis, wake: str, clock: ServerClock, shards: int | None, *, default: int) -> None:
+        self._redis, self._wake, self._clock, self._default = redis, wake, clock, default
         self.pinned = shards
-        self.shards = shards or DEFAULT_SHARDS
+        self.shards = shards or default
         self.epoch = ""
         self.form = self._before = 1
         self._raised_ms = 0
@@ -163,7 +161,7 @@ class DbIdentity:
         if self.pinned is not None and (there := await self._change("look")) and there.shards != self.pinned:
             await self._refuse_beside_pods(there.shards)
         wanted = "" if self.pinned is None else str(self.pinned)
-        self._take(await self._change("make", str(self.newest), wanted, str(DEFAULT_SHARDS), _fresh()))
+        self._take(await self._change("make", str(self.newest), wanted, str(self._default), _fresh()))
 
     async def _refuse_beside_pods(self, there: int) -> None:
         """Live pods would have to stop if the db got another number of shards. Raises ConfigurationError."""

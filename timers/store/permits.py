@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from timers.core.limits import Limits
 from timers.store import keys
-from timers.store.connect import ScriptConnection
+from timers.store.connect import Scripts
 from timers.store.scripts import Argument, Call, read
 from timers.store.store import Store
 
@@ -77,7 +77,7 @@ class Permits:
             await asyncio.wrap_future(self._kept)
         await self._store.run_all("release", list(_calls(permits, 0)))
 
-    async def keep(self, permits: Iterable[Permit], keep_ms: int, via: ScriptConnection | None = None) -> None:
+    async def keep(self, permits: Iterable[Permit], keep_ms: int, via: Scripts | None = None) -> None:
         """Extend the permits of continuing runs; may be called on an event loop of its own. `permits` is read only now,
         and must leave out runs that have ended."""
         kept = self._kept = Future()

@@ -12,17 +12,20 @@ from typing import Any, Final
 from redis.asyncio import Redis
 from redis.exceptions import (
     BusyLoadingError,
+    ClusterDownError,
     ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
+    MovedError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
     TimeoutError,  # noqa: A004
+    TryAgainError,
 )
 
-from timers.errors import Full, RedisRights, TimersError, Unavailable
-from timers.store.connect import ScriptConnection
+from timers.errors import ConfigurationError, Full, RedisRights, TimersError, Unavailable
+from timers.store.connect import ONE_NODE, Scripts
 
 Argument = str | int | bytes
 
@@ -31,7 +34,7 @@ Call = tuple[str, Sequence[Argument]]
 
 FULL: Final = "Redis is full (maxmemory) and takes no new timers until it has room; cancels and runs continue"
 
-PASSING_TROUBLES: Final = ("BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY", "CLUSTERDOWN")
+PASSING_TROUBLES: Final = ("BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY")
 """Error codes of a server that cannot do it now; the same command may succeed later."""
 
 
@@ -119,8 +122,10 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
         refused = alone and isinstance(error, BusyLoadingError | ReadOnlyError)
         said = str(error) or "it did not answer in time"
         return Unavailable(f"Redis is not available: {said}", nothing_done=refused)
+    if isinstance(error, MovedError):  # over connections to a cluster it never comes so far
+        return ConfigurationError(ONE_NODE)
     if isinstance(error, ResponseError):
-        if str(error).startswith(PASSING_TROUBLES):
+        if isinstance(error, ClusterDownError | TryAgainError) or str(error).startswith(PASSING_TROUBLES):
             return Unavailable(f"Redis cannot do this now: {error}", nothing_done=alone)
         denied = _DENIED.match(str(error))
         if denied or isinstance(error, NoPermissionError):
@@ -128,7 +133,7 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
     return None
 
 
-async def run(redis: Redis | ScriptConnection, name: str, root: str, arguments: Sequence[Argument], wake: str) -> Any:
+async def run(redis: Redis | Scripts, name: str, root: str, arguments: Sequence[Argument], wake: str) -> Any:
     """Run a script. Each has the channel of wake-ups as its first argument. Raises Unavailable. A server that lost its
     script cache gets the script again."""
     with reachable(alone=True):
@@ -138,13 +143,13 @@ async def run(redis: Redis | ScriptConnection, name: str, root: str, arguments: 
             return await redis.eval(source(name), 1, root, wake, *arguments)
 
 
-async def run_all(redis: Redis | ScriptConnection, name: str, calls: Sequence[Call], wake: str) -> list[Any]:
+async def run_all(redis: Redis | Scripts, name: str, calls: Sequence[Call], wake: str) -> list[Any]:
     """Run a script several times, in order and in one round trip. Raises as `run`: the calls before the one that failed
     were made, and later ones may have been."""
     if len(calls) == 1:
         return [await run(redis, name, *calls[0], wake)]
     with reachable():
-        if isinstance(redis, ScriptConnection):
+        if isinstance(redis, Scripts):
             asked = (redis.evalsha(digest(name), 1, root, wake, *arguments) for root, arguments in calls)
             answers: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
         else:

@@ -12,7 +12,7 @@ from timers.core.fields import encode
 from timers.core.model import NO_PROGRESS, Lease, Progress, Timer
 from timers.errors import NewerFormat, RedisRights, Unavailable
 from timers.store import codec, keys, scripts
-from timers.store.connect import Connections, ScriptConnection
+from timers.store.connect import Connections, Scripts
 from timers.store.identity import DbIdentity, is_newer
 from timers.store.refusals import Refusals
 
@@ -102,7 +102,9 @@ class Store:
         self._wake = keys.wake_channel(connections.db)
         self.called: Callable[[str, float], None] = lambda _script, _seconds: None
         """Called after each script call with its name and the seconds it took."""
-        self.identity = DbIdentity(connections.commands, self._wake, self.clock, shards)
+        self.identity = DbIdentity(
+            connections.commands, self._wake, self.clock, shards, default=connections.default_shards
+        )
         self.refusals = Refusals(connections.user)
 
     @property
@@ -318,7 +320,7 @@ class Store:
         return self._claimed(rescued, bad, newer, pod, lease_ms)
 
     async def extend(
-        self, shard: int, timers: Sequence[Timer], *, pod: str, lease_ms: int, via: ScriptConnection | None = None
+        self, shard: int, timers: Sequence[Timer], *, pod: str, lease_ms: int, via: Scripts | None = None
     ) -> list[Timer]:
         """Extend leases. Returns the timers whose lease went to a newer token."""
         arguments: list[scripts.Argument] = [pod, lease_ms]
@@ -406,7 +408,7 @@ class Store:
         where: int | str,
         arguments: Sequence[scripts.Argument],
         *,
-        via: ScriptConnection | None = None,
+        via: Scripts | None = None,
     ) -> list[Any]:
         """Run a script on a shard or on the root of other keys. Every answer begins with the server's time, which sets
         the clock and is removed."""
@@ -429,7 +431,7 @@ class Store:
         each = len(answers) // max(len(roots), 1)
         return [answers[each * place : each * (place + 1)] for place in range(len(roots))]
 
-    async def run_all(self, name: str, calls: Sequence[scripts.Call], via: ScriptConnection | None = None) -> list[Any]:
+    async def run_all(self, name: str, calls: Sequence[scripts.Call], via: Scripts | None = None) -> list[Any]:
         """Run a script several times in one round trip, over `via` if given. Each answer still begins with the server's
         time."""
         if not calls:

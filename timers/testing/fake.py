@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from fakeredis import FakeAsyncRedis, FakeRedis, FakeServer
 
-from timers.store.connect import Connections, ScriptConnection
+from timers.store.connect import Connections, Scripts
 
 _CLOCKS: Final = (
     "fakeredis._helpers.time",
@@ -77,4 +77,4 @@ def fake_connections(server: FakeServer | None = None) -> Connections:
     vars(server)["_lua_runtime"] = _FlaggedLua(lua)
     redis = FakeAsyncRedis(server=server)
     # It has no socket that a connection of scripts could take over.
-    return Connections(redis, 0, cast("ScriptConnection", redis))
+    return Connections(redis, 0, cast("Scripts", redis))

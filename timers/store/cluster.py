@@ -1,0 +1,234 @@
+"""Owns sending each command to the node of a cluster that has its key.
+
+redis-py's own client for clusters sends again what was cut, so a script would run twice or more. This one sends each
+command over a node's never-repeating connections, and again only after an answer that says it was not carried out.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import AskError, MovedError, TryAgainError
+
+from timers.errors import ConfigurationError
+from timers.setting_values import check_redis_url
+from timers.store import keys
+from timers.store.connect import Connections, Scripts
+from timers.store.slots import Slots, slot_of
+
+DEFAULT_SHARDS: Final = 64
+"""Enough to spread the timers evenly over many primaries; a shard cannot be divided."""
+
+_NO_KEY: Final = frozenset(("ACL", "CLIENT", "CLUSTER", "CONFIG", "INFO", "PING", "PUBLISH", "SCRIPT", "TIME"))
+_SCRIPTS: Final = frozenset(("EVAL", "EVALSHA"))
+_MOST_PRIMARIES: Final = 1024
+"""A cursor of SCAN says on which primary it goes on."""
+
+Command = tuple[Any, ...]
+Answer = Any
+
+
+def connect_cluster(url: str, *, answer_timeout_seconds: float) -> "ClusterConnections":
+    """Connections to a cluster, given the address of one or more of its nodes. Opens nothing yet. Raises
+    ConfigurationError."""
+    try:
+        check_redis_url(url)
+    except ValueError as error:
+        raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
+    db = urlsplit(url).path.strip("/") or "0"
+    if db != "0":
+        raise ConfigurationError(f"TIMERS_REDIS_URL: db {db} cannot be used: a cluster has only db 0")
+    slots = Slots(url, answer_s=answer_timeout_seconds)
+    return ClusterConnections(ClusterRedis(slots), 0, ClusterScripts(slots), url, slots)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConnections(Connections):
+    """The connections to a cluster: `commands` and `scripts` go where the key is."""
+
+    url: str
+    slots: Slots
+
+    @property
+    def options(self) -> str:
+        """See Connections."""
+        return f"-c {self.slots.seed.options.removesuffix(f' -n {self.db}')}"
+
+    @property
+    def nodes(self) -> Sequence[Connections]:
+        """The primaries; those of the URL until the first command was sent."""
+        return self.slots.primaries
+
+    def node_of(self, key: str) -> Connections:
+        """See Connections."""
+        return self.slots.owner(key)
+
+    @property
+    def default_shards(self) -> int:
+        """See Connections."""
+        return DEFAULT_SHARDS
+
+    async def check_form(self) -> None:
+        """Nothing: whoever is asked for the slots says whether this is a cluster."""
+
+    def dial(self) -> AbstractConnection:
+        """A connection to one of the primaries. See Connections."""
+        return self.nodes[0].dial()
+
+    def dial_scripts(self, answer_s: float) -> Scripts:
+        """See Connections."""
+        return ClusterScripts(Slots(self.url, answer_s=answer_s, scripts_s=answer_s))
+
+    async def close(self) -> None:
+        """See Connections."""
+        await self.slots.close()
+
+
+def _declared(command: Command) -> Command:
+    """A call of a script with a second key in the same slot that, like the first, never exists. While a slot is moved
+    key by key, a node answers a command whose keys are not all there with TRYAGAIN before it begins; a script that
+    declares one key would be run on half a shard."""
+    name, script, _, root, *rest = command
+    tag = root[root.find("{") + 1 : root.find("}")] if "{" in root else root
+    return name, script, 2, root, f"timers:{{{tag}}}:nothing", *rest
+
+
+class ClusterScripts(Scripts):
+    """Runs scripts on the primary that has their key, over a connection that all callers share."""
+
+    def __init__(self, slots: Slots) -> None:
+        """Closing it closes all connections of `slots`."""
+        self._slots = slots
+
+    async def execute(self, *command: str | int | bytes) -> Any:
+        """See Scripts."""
+        declared = _declared(command)
+        return await self._slots.send(declared[3], lambda node: node.scripts.execute(*declared))
+
+    async def aclose(self) -> None:
+        """See Scripts."""
+        await self._slots.close()
+
+
+class ClusterRedis(Redis):
+    """All commands of redis-py, each on the primary that has its key, or that of `timers:meta` if it has no key. EXISTS
+    may have keys of several slots. SCAN goes through all primaries, with cursors of its own."""
+
+    def __init__(self, slots: Slots) -> None:
+        super().__init__(connection_pool=slots.seed.commands.connection_pool)
+        self._slots = slots
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> "ClusterPipeline":
+        """A pipeline, which can be no transaction."""
+        if transaction:
+            raise NotImplementedError("a cluster has no transactions over several slots")
+        return ClusterPipeline(self, self._slots)
+
+    async def execute_command(self, *args: Any, **options: Any) -> Answer:
+        """See the class."""
+        if args[0] == "EXISTS" and len(args) > 2:
+            return await self._exists(args[1:])
+        if args[0] == "SCAN":
+            return await self._scan(int(args[1]), args[2:], options)
+        command = _declared(args) if args[0] in _SCRIPTS else args
+
+        async def ask(node: Connections) -> Answer:
+            redis: Any = node.commands
+            try:
+                return await redis.execute_command(*command, **options)
+            except AskError as error:
+                if isinstance(error, MovedError) or args[0] in _SCRIPTS:
+                    raise
+                # The key is not, or not any more, on this node, whose slot is being moved.
+                asked: Any = self._slots.at(error, node).commands.pipeline(transaction=False)
+                _, answer = await asked.execute_command("ASKING").execute_command(*command, **options).execute()
+                return answer
+
+        return await self._slots.send(_key_of(command), ask)
+
+    async def _exists(self, names: Sequence[Any]) -> int:
+        by_slot: dict[int, list[Any]] = {}
+        for name in names:
+            by_slot.setdefault(slot_of(name), []).append(name)
+        asked = self.pipeline(transaction=False)
+        for of_slot in by_slot.values():
+            asked.exists(*of_slot)
+        return sum(await asked.execute())
+
+    async def _scan(self, cursor: int, arguments: Command, options: Any) -> tuple[int, Any]:
+        """A cursor has the place of a primary in its low bits, and above them that node's own cursor."""
+        await self._slots.look()
+        primaries = self._slots.primaries
+        own, place = divmod(cursor, _MOST_PRIMARIES)
+        if place >= len(primaries):  # there are fewer now
+            return 0, []
+        redis: Any = primaries[place].commands
+        own, found = await redis.execute_command("SCAN", own, *arguments, **options)
+        if own == 0:
+            place += 1
+        return (own * _MOST_PRIMARIES + place if place < len(primaries) else 0), found
+
+
+def _key_of(command: Command) -> str | bytes:
+    name = command[0]
+    if name in _SCRIPTS:
+        return str(command[3])
+    return keys.META if name.partition(" ")[0] in _NO_KEY or len(command) < 2 else command[1]
+
+
+class ClusterPipeline(Pipeline):
+    """A pipeline that is sent in parts, one to each node, all at once. Answers come in order. What a node refuses
+    because it does not have the slot is sent again, one by one; what lies on a node that is away is answered with the
+    error."""
+
+    def __init__(self, redis: ClusterRedis, slots: Slots) -> None:
+        super().__init__(redis.connection_pool, redis.response_callbacks, transaction=False, shard_hint=None)
+        self._redis, self._slots = redis, slots
+
+    async def execute(self, raise_on_error: bool = True) -> list[Answer]:
+        """See the class."""
+        stack, self.command_stack = self.command_stack, []
+        answers: list[Answer] = [None] * len(stack)
+        if stack:
+            await self._slots.look()
+        parts: dict[Connections, list[int]] = {}
+        for place, (args, _) in enumerate(stack):
+            parts.setdefault(self._slots.owner(_key_of(args)), []).append(place)
+        sent = await asyncio.gather(
+            *(self._ask(node, [stack[place] for place in places]) for node, places in parts.items())
+        )
+        for place, answer in zip(chain(*parts.values()), chain(*sent), strict=True):
+            answers[place] = answer
+        for place, answer in enumerate(answers):
+            if isinstance(answer, AskError | TryAgainError):
+                args, options = stack[place]
+                answers[place] = await _error_or(self._redis.execute_command(*args, **options))
+        if raise_on_error and (error := next((a for a in answers if isinstance(a, Exception)), None)):
+            raise error
+        return answers
+
+    async def _ask(self, node: Connections, commands: Sequence[tuple[Command, Any]]) -> Sequence[Answer]:
+        asked: Any = node.commands.pipeline(transaction=False)
+        for args, options in commands:
+            asked.execute_command(*(_declared(args) if args[0] in _SCRIPTS else args), **options)
+        answers = await _error_or(asked.execute(raise_on_error=False))
+        if isinstance(answers, Exception):
+            self._slots.doubt()
+            return [answers] * len(commands)
+        for answer in answers:
+            if isinstance(answer, MovedError):
+                self._slots.moved(answer, node)
+        return list(answers)
+
+
+async def _error_or(answer: Awaitable[Answer]) -> Answer:
+    try:
+        return await answer
+    except Exception as error:  # noqa: BLE001 (it is the answer)
+        return error

@@ -1,0 +1,238 @@
+"""Owns which primary of a cluster has each hash slot, and the connections to each primary."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import chain
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
+    MovedError,
+    ResponseError,
+    TimeoutError,  # noqa: A004
+    TryAgainError,
+)
+
+from timers.errors import ConfigurationError
+from timers.setting_values import redacted
+from timers.store.connect import Connections, connect
+
+T = TypeVar("T")
+
+REFRESH_SECONDS: Final = 1.0
+"""How often the cluster is asked while commands are sent. A failover shows by then, however it came about."""
+
+DOUBT_SECONDS: Final = 0.1
+"""How often it is asked while a node is away or slots move."""
+
+ASK_SECONDS: Final = 1.0
+"""After this time without an answer another node is asked too."""
+
+SETTLE_SECONDS: Final = 2.0
+"""How long a command waits for its slot to settle."""
+
+_LONGEST_PAUSE_SECONDS: Final = 0.1
+_NO_CLUSTER: Final = "cluster support disabled"
+_AWAY: Final = (ConnectionError, TimeoutError, OSError)
+
+
+@lru_cache(maxsize=10_000)
+def slot_of(key: str | bytes) -> int:
+    """The hash slot of a key."""
+    return int(key_slot(key if isinstance(key, bytes) else key.encode()))
+
+
+class _Said(NamedTuple):
+    """What a node says of the cluster: whether it sees a healthy one, and of each range of slots the first, the last,
+    the primary and its replicas, each of those with host, port and id."""
+
+    is_healthy: bool
+    ranges: Sequence[Any]
+
+
+class Slots:
+    """Which primary has each slot, as one event loop knows it. The nodes say so at the first command, each second while
+    there are commands, and in each refusal of a command that another node should have had."""
+
+    def __init__(self, url: str, *, answer_s: float, scripts_s: float | None = None) -> None:
+        """A node's answer may take `answer_s` seconds, or `scripts_s` where it is to a script. Raises
+        ConfigurationError for a URL that cannot be used."""
+        self._url, self._answer_s, self._scripts_s = url, answer_s, scripts_s
+        self._nodes: dict[str, Connections] = {}
+        self._owners: list[str] = []
+        """By slot: the address of its primary; empty if it has none."""
+        self._seeds = urlsplit(url).netloc.rpartition("@")[2].split(",")
+        self._addresses: Sequence[str] = ()
+        """The nodes as the cluster named them, who answered last first."""
+        self._asked_at = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+        self.seed = self._at(self._seeds[0])
+
+    @property
+    def primaries(self) -> Sequence[Connections]:
+        """The nodes that have slots, in a fixed order; those of the URL until the cluster was asked."""
+        return [self._at(address) for address in sorted({*self._owners} - {""}) or self._seeds]
+
+    def owner(self, key: str | bytes) -> Connections:
+        """The primary that has a key, as far as is known. Where it has none, any node says so."""
+        address = self._owners[slot_of(key)] if self._owners else ""
+        return self._at(address) if address else self.seed
+
+    async def send(self, key: str | bytes, ask: Callable[[Connections], Awaitable[T]]) -> T:
+        """What the primary of a key answers. Asks again only where a node refused the command because the slot is not,
+        or not whole, on it: then nothing was done. Raises TryAgainError if it does not settle."""
+        for pause in _pauses():
+            await self.look()
+            node = self.owner(key)
+            try:
+                return await ask(node)
+            except MovedError as error:
+                self.moved(error, node)
+            except (AskError, TryAgainError):
+                pass
+            except (*_AWAY, ClusterDownError):
+                self.doubt()
+                raise
+            await asyncio.sleep(pause)
+        raise TryAgainError(f"hash slot {slot_of(key)} is being moved to another node of the cluster")
+
+    async def look(self) -> None:
+        """Have asked the cluster before the first command, and see to it that it is asked while there are more. Raises
+        ConfigurationError if it is none."""
+        if not self._owners:
+            await asyncio.shield(self._ask())
+        elif time.monotonic() - self._asked_at > REFRESH_SECONDS:
+            self._ask()
+
+    def doubt(self) -> None:
+        """Ask the cluster soon: a node is away."""
+        if time.monotonic() - self._asked_at > DOUBT_SECONDS:
+            self._ask()
+
+    def moved(self, error: MovedError, said_by: Connections) -> None:
+        """A node said that a slot is on another one."""
+        node = self.at(error, said_by)
+        self._owners[error.slot_id] = next(address for address, each in self._nodes.items() if each is node)
+        self.doubt()
+
+    def at(self, error: AskError, said_by: Connections) -> Connections:
+        """The node that a refusal names. Without a host it is that of the node that said so."""
+        host = error.host or str(said_by.commands.connection_pool.connection_kwargs.get("host"))
+        return self._at(_address(host, error.port))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        for node in self._nodes.values():
+            await node.close()
+
+    def _at(self, address: str) -> Connections:
+        node = self._nodes.get(address)
+        if node is None:
+            node = connect(_at_address(self._url, address), answer_timeout_seconds=self._answer_s)
+            if self._scripts_s is not None:
+                node = replace(node, scripts=node.dial_scripts(self._scripts_s))
+            self._nodes[address] = node
+        return node
+
+    def _ask(self) -> asyncio.Task[None]:
+        """Ask the cluster, unless it is being asked."""
+        if self._asking is None or self._asking.done():
+            self._asked_at = time.monotonic()
+            self._asking = asyncio.create_task(self._refresh())
+            self._asking.add_done_callback(_seen)
+        return self._asking
+
+    async def _refresh(self) -> None:
+        """Take what the first node says that sees a healthy cluster; otherwise what the last says. A node that does not
+        answer for a while is not waited for alone."""
+        left = iter(dict.fromkeys(chain(self._addresses, self._seeds)))
+        asked: dict[asyncio.Task[_Said], str] = {}
+        said: tuple[str, _Said] | None = None
+        trouble: BaseException = ConnectionError("no node of the cluster answers")
+        try:
+            while said is None or not said[1].is_healthy:
+                if address := next(left, ""):
+                    asked[asyncio.create_task(self._said_at(address))] = address
+                if not asked:
+                    break
+                seconds = ASK_SECONDS if address or said else None
+                done, _ = await asyncio.wait(asked, timeout=seconds, return_when="FIRST_COMPLETED")
+                if not (done or address):
+                    break
+                for each in done:
+                    address, error = asked.pop(each), each.exception()
+                    if error is None:
+                        said = address, each.result()
+                    elif isinstance(error, _AWAY):
+                        trouble = error
+                    else:
+                        raise error
+        finally:
+            for each in asked:
+                each.cancel()
+        if said is None:
+            raise trouble
+        await self._take(*said)
+
+    async def _said_at(self, address: str) -> "_Said":
+        ask = self._at(address).scripts.execute
+        try:
+            info, ranges = await asyncio.gather(ask("CLUSTER", "INFO"), ask("CLUSTER", "SLOTS"))
+        except ResponseError as error:
+            if _NO_CLUSTER in str(error):
+                raise ConfigurationError(_is_no_cluster(self._url, address)) from error
+            raise
+        return _Said(b"cluster_state:ok" in info, ranges)
+
+    async def _take(self, said_by: str, said: "_Said") -> None:
+        host = said_by.rpartition(":")[0]
+        owners, known = [""] * REDIS_CLUSTER_HASH_SLOTS, {said_by: None}
+        for first, last, *nodes in said.ranges:
+            addresses = [_address((at[0] or b"").decode() or host, int(at[1])) for at in nodes]
+            known |= dict.fromkeys(addresses)
+            owners[first : last + 1] = [addresses[0]] * (last + 1 - first)
+        self._owners = owners
+        self._addresses = list(known)
+        for address in self._nodes.keys() - known.keys():
+            if self._nodes[address] is not self.seed:
+                await self._nodes.pop(address).close()
+
+
+def _pauses() -> Iterator[float]:
+    """What to wait between tries: nothing first, then longer and longer, SETTLE_SECONDS in all."""
+    until, pause = time.monotonic() + SETTLE_SECONDS, 0.0
+    while time.monotonic() < until:
+        yield pause
+        pause = min(2 * pause + 0.005, _LONGEST_PAUSE_SECONDS)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _at_address(url: str, address: str) -> str:
+    """The URL of one node of a cluster, for a plain connection."""
+    parts = urlsplit(url)
+    account, at, _ = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(scheme=parts.scheme.removesuffix("+cluster"), netloc=f"{account}{at}{address}"))
+
+
+def _is_no_cluster(url: str, address: str) -> str:
+    plain = redacted(_at_address(url, address))
+    return f"TIMERS_REDIS_URL: {address} is not a node of a cluster; for a single server use {plain}"
+
+
+def _seen(asking: asyncio.Task[None]) -> None:
+    """Whoever needs the answer gets the error; a refresh that nobody waits for may fail."""
+    if not asking.cancelled():
+        asking.exception()
