@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 UNREACHABLE: Final[Mapping[str, str]] = {
     "busy": "`redis-cli SCRIPT KILL`; find out whose script it is",
     "db index": "correct the number of the db at the end of TIMERS_REDIS_URL, or raise databases of the server",
+    "which is no sentinel": "put that form into TIMERS_REDIS_URL, or the address of a Sentinel",
+    "knows no service": "correct the name of the service after the addresses in TIMERS_REDIS_URL",
     "loading": "wait until the server has read its data; `redis-cli INFO persistence` tells how far it is",
     "password": "correct the user and the password in TIMERS_REDIS_URL",
     "authentica": "put the user and the password into TIMERS_REDIS_URL",

@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,6 +26,9 @@ ANSWER_TIMEOUT_SECONDS: Final = 5.0
 POOL_SIZE: Final = 32
 DEFAULT_SHARDS: Final = 1
 ONE_NODE: Final = "TIMERS_REDIS_URL names one node of a cluster; use redis+cluster://HOST:PORT (or rediss+cluster://)"
+A_SENTINEL: Final = (
+    "TIMERS_REDIS_URL names a Sentinel; use redis+sentinel://HOST:PORT/SERVICE/DB (or rediss+sentinel://)"
+)
 
 CONNECT_SHARE: Final = 0.4
 """Share of the answer's time that connecting may take."""
@@ -209,7 +212,7 @@ class Connections:
 
     def dial(self) -> AbstractConnection:
         """A connection of its own, not yet open, whose reads wait without limit."""
-        return _dial(self.commands.connection_pool)
+        return dial(self.commands.connection_pool)
 
     def dial_scripts(self, answer_s: float) -> Scripts:
         """A connection for scripts of its own, which its caller closes; an answer may take `answer_s` seconds."""
@@ -221,7 +224,8 @@ class Connections:
         await self.commands.aclose(close_connection_pool=True)
 
 
-def _dial(pool: ConnectionPool) -> AbstractConnection:
+def dial(pool: ConnectionPool) -> AbstractConnection:
+    """A connection as those of the pool, but not one of them, whose reads wait without limit."""
     connection: AbstractConnection = pool.connection_class(**{**pool.connection_kwargs, "socket_timeout": None})
     return connection
 
@@ -232,26 +236,37 @@ def connect(url: str, *, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS)
         from timers.store.cluster import connect_cluster  # noqa: PLC0415 (it makes its connections here)
 
         return connect_cluster(url, answer_timeout_seconds=answer_timeout_seconds)
-    if url.startswith(("redis+sentinel://", "rediss+sentinel://")):
-        raise ConfigurationError("TIMERS_REDIS_URL: Sentinels are not supported by this version")
-    given: dict[str, Any] = {
-        "max_connections": POOL_SIZE,
-        "timeout": answer_timeout_seconds,
-        "socket_timeout": answer_timeout_seconds,
-        "socket_connect_timeout": CONNECT_SHARE * answer_timeout_seconds,
-    }
-    # With protocol 3, the pool would hand out connections that the server has closed.
-    fixed = {"retry": _NEVER, "protocol": 2, "decode_responses": False}
     try:
         check_redis_url(url)
-        pool = BlockingConnectionPool(**{**given, **parse_url(url), **fixed})
-        kind = pool.connection_class
-        pool.connection_class = type(f"Improved{kind.__name__}", (_Improved, kind), {})
+        if url.startswith(("redis+sentinel://", "rediss+sentinel://")):
+            from timers.store.sentinel import connect_sentinels  # noqa: PLC0415 (it makes its connections here)
+
+            return connect_sentinels(url, answer_timeout_seconds)
+        pool = make_pool(parse_url(url), answer_timeout_seconds)
         # An unknown option of the URL is refused only here.
-        shared = ScriptConnection(_dial(pool), answer_s=pool.connection_kwargs["socket_timeout"])
+        shared = ScriptConnection(dial(pool), answer_s=pool.connection_kwargs["socket_timeout"])
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
     return Connections(Redis.from_pool(pool), pool.connection_kwargs.get("db", 0), shared)
+
+
+def make_pool(
+    options: Mapping[str, Any], answer_s: float, *kinds: type[AbstractConnection], **more: Any
+) -> BlockingConnectionPool:
+    """A pool for the options of a URL, which win over the defaults. Its connections are improved, and of these kinds
+    too, whose attributes `more` has."""
+    given: dict[str, Any] = {
+        "max_connections": POOL_SIZE,
+        "timeout": answer_s,
+        "socket_timeout": answer_s,
+        "socket_connect_timeout": CONNECT_SHARE * answer_s,
+    }
+    # With protocol 3, the pool would hand out connections that the server has closed.
+    fixed = {"retry": _NEVER, "protocol": 2, "decode_responses": False}
+    pool = BlockingConnectionPool(**{**given, **options, **fixed})
+    kind = pool.connection_class
+    pool.connection_class = type(f"Improved{kind.__name__}", (*kinds, _Improved, kind), more)
+    return pool
 
 
 class _Improved(AbstractConnection):

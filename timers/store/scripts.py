@@ -25,7 +25,7 @@ from redis.exceptions import (
 )
 
 from timers.errors import ConfigurationError, Full, RedisRights, TimersError, Unavailable
-from timers.store.connect import ONE_NODE, Scripts
+from timers.store.connect import A_SENTINEL, ONE_NODE, Scripts
 
 Argument = str | int | bytes
 
@@ -41,6 +41,9 @@ PASSING_TROUBLES: Final = ("BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLIC
 _DENIED: Final = re.compile(r"RIGHTS (\S+ \S+)|(?:ERR )?The user executing the script|NOPERM|ACL failure")
 """How a script says what the user may not do, and how servers say it of a script's command."""
 
+
+_NO_DATA: Final = re.compile(r"unknown command '(EVALSHA|SELECT|TIME|Z\w+|H\w+)'")
+"""How a Sentinel answers, which keeps no data."""
 
 _ASKED_FOR_NO_RIGHT: Final = {"INFO", "PUBLISH", "RENAME", "TIME"}
 """Commands without which a script changes the same: to tell others, to move a foreign value, and two without a key."""
@@ -127,6 +130,8 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
     if isinstance(error, ResponseError):
         if isinstance(error, ClusterDownError | TryAgainError) or str(error).startswith(PASSING_TROUBLES):
             return Unavailable(f"Redis cannot do this now: {error}", nothing_done=alone)
+        if _NO_DATA.match(str(error)):
+            return ConfigurationError(A_SENTINEL)
         denied = _DENIED.match(str(error))
         if denied or isinstance(error, NoPermissionError):
             return RedisRights(f"the Redis user lacks a right: {error}", denied[1] if denied else None)
