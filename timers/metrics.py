@@ -49,6 +49,7 @@ COUNTERS: Final[Mapping[str, tuple[str, ...]]] = {
     "timers_events_dropped_total": ("Changes that slow listeners lost",),
     "timers_unposted_total": ("Changes that a hook does not hear of",),
     "timers_inbox_total": ("Rows of the ledger's inbox, done or refused", "how"),
+    "timers_ledger_drift_total": ("Timers mended that the ledger and Redis had differently", "side"),
 }
 HISTOGRAMS: Final[Mapping[str, tuple[Sequence[float], str, *tuple[str, ...]]]] = {
     "timers_lateness_seconds": (LATENESS_SECONDS, "From due to start", "prefix"),

@@ -88,6 +88,7 @@ class Seen(Observer):
         self.subscriptions = 0.0
         self.left_out = 0.0
         self.inbox = Counter[str]()
+        self.drift = Counter[str]()
 
     def count(self, what: Counted, *labels: str, by: float = 1) -> None:
         match what:
@@ -99,6 +100,8 @@ class Seen(Observer):
                 self.bare_keys += labels
             case "subscriptions":
                 self.subscriptions += by
+            case "ledger_drift":
+                self.drift.update(dict.fromkeys(labels, int(by)))
             case "unposted":
                 self.left_out += by
             case "inbox":

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from timers.client import drift
 from timers.client.fleet import shortened
 from timers.errors import LedgerUnavailable
 from timers.ledger import inbox
@@ -15,6 +16,8 @@ LATE_MS: Final = 60_000
 """A change that has waited this long is not just the next to be copied."""
 
 REFUSED_SHOWN: Final = 3
+DRIFT_MS: Final = 86_400_000
+"""For so long after it was mended a difference is told."""
 
 _NOT_ARMED: Final = "nothing is armed with durability `ledger`, and changes of timers wait in Redis to be copied"
 
@@ -29,6 +32,7 @@ async def check_ledger(store: Store, database: Database) -> Check:
             return Check("ledger", level, f"its database cannot be used: {state.problem}", _NOT_ARMED, repair)
         refused = await database.do(inbox.count_refused, writes=False)
         newest = await database.do(lambda c: inbox.last_refused(c, REFUSED_SHOWN), writes=False)
+        compared = await drift.compared(database)
     except LedgerUnavailable as error:
         repair = "start its database, or correct TIMERS_LEDGER_URL; the pods go on by themselves"
         return Check("ledger", "fail", str(error), _NOT_ARMED, repair)
@@ -43,6 +47,10 @@ async def check_ledger(store: Store, database: Database) -> Check:
     look = (
         "pods with TIMERS_LEDGER_URL go on by themselves; if not, see `ledger` under services in /readyz of the workers"
     )
+    now_ms = round(store.clock.now_ms())
+    apart = [each for each in compared.values() if now_ms - each.found_ms < DRIFT_MS]
+    in_redis, in_ledger = (sum(numbers) for numbers in zip((0, 0), *(each.drift for each in apart), strict=True))
+    ago = (now_ms - max((each.found_ms for each in apart), default=now_ms)) // 60_000
     shown = "; ".join(f"{prefix}:{timer_id} ({problem})" for prefix, timer_id, problem in newest)
     said = f"{waiting} changes wait, the oldest for {oldest_ms // 1000} s or more"
     lost = "if Redis loses its data now, these changes are lost"
@@ -67,6 +75,13 @@ async def check_ledger(store: Store, database: Database) -> Check:
             look,
         ),
         (oldest_ms > LATE_MS, "warn", said, lost, look),
+        (
+            bool(apart),
+            "warn",
+            f"the comparison mended {in_redis} timers in Redis and {in_ledger} in the ledger, last {ago} minutes ago",
+            "somebody deletes or changes rows or keys, or one of the two servers lost some",
+            "find out who or what did; the log says when (`timers differed in the ledger and Redis and were mended`)",
+        ),
         (
             bool(refused),
             "warn",

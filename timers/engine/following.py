@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from timers.client.copies import give_back, restored, row_of
+from timers.client.drift import take_away
 from timers.client.facts import Facts, give_facts_back, keep_facts
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
@@ -234,15 +235,14 @@ class Following:
         _log.info("the ledger has all timers", shard=shard, restored=count, seconds=round(time.monotonic() - began, 1))
 
     async def _check(self, shard: int, agreed_ms: int) -> tuple[Stage, int]:
-        """Give back what has changed since the shard last agreed, on a server that may not have it. Returns the stage
-        after it, and how many timers were lost or older."""
+        """Give back what has changed since the shard last agreed, on a server that may not have it, and take away what
+        was removed. Returns the stage after it, and how many timers were lost or older."""
         last: rows.Identity | None = ("", "")
-        count = 0
+        count, since_ms = 0, agreed_ms - CHECKED_MS
         while last is not None:
-            since_ms = agreed_ms - CHECKED_MS
             last, codes = await give_back(self._store, self._database, shard, last, since_ms=since_ms)
             count += codes.count("restored")
-        return WHOLE, count
+        return WHOLE, count + await take_away(self._store, self._database, shard, since_ms)
 
     async def _restore(self, shard: int, place: str) -> tuple[Stage, int]:
         """Give a page of the ledger back. Returns the stage after it, and how many timers the shard lacked."""

@@ -39,6 +39,7 @@ Counted = Literal[
     "bare_keys",
     "unposted",
     "inbox",
+    "ledger_drift",
     "subscriptions",
     "subscription_gap_seconds",
 ]

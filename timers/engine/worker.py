@@ -170,13 +170,15 @@ class Worker:
         """What this pod does for the ledger, if there is one."""
         if (database := self._options.ledger) is None:
             return {}
-        from timers.engine.following import Following  # noqa: PLC0415 (the packages that it needs are an extra)
+        from timers.engine.comparing import Comparing  # noqa: PLC0415 (the packages that it needs are an extra)
+        from timers.engine.following import Following  # noqa: PLC0415
         from timers.engine.inbox import Inbox  # noqa: PLC0415
 
         client = timers.without_ledger() if isinstance(timers, TimerClient) else client_over(self._pod.store)
         self.following = Following(self._pod, self.peers, database)
         self._inbox = Inbox(self._pod, database, client)
-        return {"ledger": self.following.run, **self._inbox.services}
+        comparing = Comparing(self._pod, self.peers, database)
+        return {"ledger": self.following.run, **comparing.services, **self._inbox.services}
 
     def _build_bare(self) -> BareWatch:
         peers, pod = self.peers, self._pod

@@ -41,7 +41,7 @@ class Row(NamedTuple):
     history: str
 
 
-_IDENTITY: Final = sa.tuple_(timers.c.prefix, timers.c.id)
+IDENTITY: Final = sa.tuple_(timers.c.prefix, timers.c.id)
 _COLUMNS: Final = [timers.c[name] for name in Row._fields]
 
 
@@ -86,7 +86,7 @@ async def insert(connection: AsyncConnection, rows: Sequence[Row]) -> set[tuple[
 
 async def page(database: Database, shard: int, prefix: str, id: str, *, since_ms: int = 0) -> Sequence[Row]:
     """The next rows of a shard after a prefix and id, changed since a time, without those of removed timers."""
-    asked = sa.select(*_COLUMNS).where((prefix, id) < _IDENTITY, timers.c.shard == shard, timers.c.status != PURGED)
+    asked = sa.select(*_COLUMNS).where((prefix, id) < IDENTITY, timers.c.shard == shard, timers.c.status != PURGED)
     if since_ms:
         asked = asked.where(timers.c.changed >= since_ms)
     in_order = asked.order_by(timers.c.prefix, timers.c.id).limit(SAVED)
@@ -113,7 +113,7 @@ async def find(connection: AsyncConnection, identities: Collection[Identity]) ->
     found: dict[Identity, Row] = {}
     wanted = list(identities)
     for start in range(0, len(wanted), SAVED):
-        asked = sa.select(*_COLUMNS).where(_IDENTITY.in_(wanted[start : start + SAVED]), timers.c.status != PURGED)
+        asked = sa.select(*_COLUMNS).where(IDENTITY.in_(wanted[start : start + SAVED]), timers.c.status != PURGED)
         found |= {(row.prefix, row.id): row for row in await _read(asked, connection)}
     return found
 
@@ -148,7 +148,7 @@ async def armed(connection: AsyncConnection, made: Iterable[Row]) -> None:
 async def clean(database: Database, before_ms: int) -> None:
     """Delete the rows of timers that were removed before, batch after batch."""
     old = sa.select(timers.c.prefix, timers.c.id).where(timers.c.status == PURGED, timers.c.changed < before_ms)
-    gone = sa.delete(timers).where(_IDENTITY.in_(old.limit(SAVED)))
+    gone = sa.delete(timers).where(IDENTITY.in_(old.limit(SAVED)))
     while (await database.do(lambda connection: connection.execute(gone))).rowcount >= SAVED:
         pass
 

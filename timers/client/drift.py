@@ -1,0 +1,168 @@
+"""Owns finding timers that the ledger and Redis have differently although nothing says that one of them was lost, such
+as a bucket that somebody deleted, and mending that: the newer side wins.
+
+A timer counts only if two looks, some seconds apart, find the same difference, and no change of it is on its way to the
+ledger. A timer that one side lacks is given to it; none is removed because the other lacks it.
+
+The functions raise Unavailable and LedgerUnavailable.
+"""
+
+from collections.abc import AsyncIterator, Collection, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from timers.client.copies import restored, row_of
+from timers.core.model import RESTORED
+from timers.ledger import comparing as in_sql
+from timers.ledger import facts, rows
+from timers.ledger.comparing import RowAge
+from timers.ledger.database import Database
+from timers.store import comparing as in_redis
+from timers.store import keys
+from timers.store.codec import JUMP
+from timers.store.comparing import Age
+from timers.store.following import BUCKETS, records
+from timers.store.restoring import Restored, cancelled, restore
+from timers.store.store import Identity, Store
+
+Suspects = Mapping[Identity, tuple[RowAge | None, Age | None]]
+"""By timer: what the ledger has of it, and what Redis has."""
+
+_FACT = "drift"
+
+
+class Drift(NamedTuple):
+    """How many timers Redis lacked or had older, and how many the ledger."""
+
+    redis: int = 0
+    ledger: int = 0
+
+    def plus(self, other: "Drift") -> "Drift":
+        """Both together."""
+        return Drift(self.redis + other.redis, self.ledger + other.ledger)
+
+
+class Compared(NamedTuple):
+    """When a shard was last compared to the end, when a difference was last found (0: never), and what that was."""
+
+    at_ms: int
+    found_ms: int
+    drift: Drift
+
+
+async def first_looks(store: Store, database: Database, shard: int) -> AsyncIterator[Suspects]:
+    """Go through all that the ledger has of a shard and then through all that Redis has, step by step; what differs at
+    each step."""
+    last: Identity = ("", "")
+    while page := await in_sql.page(database, shard, *last):
+        last = list(page)[-1]
+        yield await _differing(store, shard, page)
+    for bucket in range(BUCKETS):
+        cursor = -1
+        while cursor:
+            cursor, found = await records(store, shard, bucket, max(cursor, 0))
+            yield await _newer(database, shard, found)
+
+
+async def mend(store: Store, database: Database, shard: int, suspects: Suspects) -> Drift:
+    """Look again, and give each side what only the other has, or has newer."""
+    found = await in_sql.ages(database, suspects.keys())
+    again = await _differing(store, shard, {identity: found.get(identity) for identity in suspects})
+    sure = {identity: pair for identity, pair in again.items() if pair == suspects[identity]}
+    older = {i: age for i, (row, age) in sure.items() if age is not None and (row is None or row.age < age)}
+    lacking = {i: row for i, (row, _) in sure.items() if row is not None and i not in older}
+    given = await _give_back(store, database, [i for i, row in lacking.items() if not row.gone])
+    taken = await _take_away(store, {i: row.age for i, row in lacking.items() if row.gone})
+    await in_redis.note(store, shard, older)
+    return Drift(given + taken, len(older))
+
+
+async def take_away(store: Store, database: Database, shard: int, since_ms: int) -> int:
+    """Remove timers that Redis has again though they were removed since a time: it lost its newest data. Returns how
+    many."""
+    last: Identity = ("", "")
+    count = 0
+    while page := await in_sql.page(database, shard, *last, gone_since_ms=since_ms):
+        last = list(page)[-1]
+        there = await in_redis.ages(store, shard, page.keys(), noted=True)
+        older = {i: page[i].age for i, age in there.items() if age is not None and age < page[i].age}
+        count += await _take_away(store, older)
+    return count
+
+
+async def is_apart(store: Store, database: Database, shard: int) -> tuple[int, int]:
+    """How many records the shard has more than it counts, and how many unfinished timers more than the ledger, as far
+    as changes on their way to the ledger do not explain it. (0, 0) if all seems well."""
+    before = await in_redis.totals(store, shard)
+    kept = await in_sql.count_live(database, shard)
+    after = await in_redis.totals(store, shard)
+    slack = before.noted + after.noted
+    lacking, more = before.records - before.counted, min(before.live - kept, after.live - kept, key=abs)
+    return _beyond(lacking, slack), _beyond(more, slack)
+
+
+async def tell(store: Store, database: Database, shard: int, drift: Drift) -> None:
+    """Keep for the doctor that a shard was compared, and what differed."""
+    known = (await compared(database)).get(shard, Compared(0, 0, Drift()))
+    now_ms = round(store.clock.now_ms())
+    found_ms, last = (now_ms, drift) if any(drift) else (known.found_ms, known.drift)
+    said = {(_FACT, str(shard)): f"{now_ms} {found_ms} {last.redis} {last.ledger}"}
+    await database.do(partial(facts.write, changed=said, gone=()))
+
+
+async def compared(database: Database) -> dict[int, Compared]:
+    """By shard, what its last comparison found; without those never compared."""
+    found = {}
+    for (kind, name), said in (await database.do(facts.read, writes=False)).items():
+        if kind == _FACT:
+            at_ms, found_ms, *counts = map(int, said.split())
+            found[int(name)] = Compared(at_ms, found_ms, Drift(*counts))
+    return found
+
+
+def _beyond(number: int, slack: int) -> int:
+    return 0 if abs(number) <= slack else number
+
+
+async def _differing(store: Store, shard: int, kept: Mapping[Identity, RowAge | None]) -> Suspects:
+    """Which of these timers Redis has differently. One that was removed may be missing there."""
+    there = await in_redis.ages(store, shard, kept.keys())
+    pairs = {identity: (kept[identity], age) for identity, age in there.items()}
+    return {identity: pair for identity, pair in pairs.items() if _differ(*pair)}
+
+
+def _differ(row: RowAge | None, age: Age | None) -> bool:
+    if row is None or age is None:
+        return age is not None or (row is not None and not row.gone)
+    return row.age != age
+
+
+async def _newer(database: Database, shard: int, found: Mapping[str, bytes]) -> Suspects:
+    """Which of these records, by member, the ledger lacks or has older, without those that it cannot keep."""
+    there = {
+        (row.prefix, row.id): (row.created, row.version)
+        for member, record in found.items()
+        if (row := row_of(shard, *keys.identity_of(member), record)) is not None
+    }
+    kept = await in_sql.ages(database, there.keys())
+    pairs = {identity: (kept.get(identity), age) for identity, age in there.items()}
+    return {identity: (row, age) for identity, (row, age) in pairs.items() if row is None or row.age < age}
+
+
+async def _give_back(store: Store, database: Database, identities: Collection[Identity]) -> int:
+    if not identities:
+        return 0
+    found = await database.do(partial(rows.find, identities=identities), writes=False)
+    codes = await restore(store, restored(found.values()), cause=RESTORED, jump=JUMP)
+    return codes.count("restored")
+
+
+async def _take_away(store: Store, gone: Mapping[Identity, Age]) -> int:
+    """Remove timers that are older than their removal, whose age this is; also one that runs. It is written over first,
+    as cancelled, so that nobody is told of an end that was told before, and a later timer of that name stays."""
+    over = [Restored(*identity, cancelled(*age)) for identity, age in gone.items()]
+    codes = await restore(store, over, cause=RESTORED, jump=JUMP)
+    removed = [place for place, code in zip(gone.items(), codes, strict=True) if code == "restored"]
+    for identity, (_, version) in removed:
+        await store.cancel(*identity, version=version + JUMP + 1, purge=True)  # one more for its history
+    return len(removed)

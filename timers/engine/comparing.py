@@ -1,0 +1,132 @@
+"""Owns the standing comparison of the ledger with Redis, for the shards that this pod leads: what differs is found and
+mended, however it came to differ.
+
+Each minute counts are compared, which takes milliseconds. All timers are compared once an hour, in small steps; at once
+and faster if the counts differ.
+"""
+
+import asyncio
+import time
+from collections import deque
+from typing import Final
+
+from timers.client.drift import Drift, Suspects, first_looks, is_apart, mend, tell
+from timers.engine.peers import Peers
+from timers.engine.pod import Pod
+from timers.ledger.database import Database
+from timers.logs import get_logger
+from timers.store.cooperative import set_within
+from timers.store.following import stages
+
+COUNT_SECONDS: Final = 60.0
+SECOND_LOOK_SECONDS: Final = 10.0
+"""How much later it is looked again at what differs. By then each caller has told the side that it tells second."""
+
+PASS_SECONDS: Final = 3600.0
+REST_PER_WORK: Final = 20
+"""After each step it rests 20 times as long as the step took; if counts differ as long as that."""
+
+SHORTEST_REST_SECONDS: Final = 0.02
+LONGEST_REST_SECONDS: Final = 2.0
+SUSPECTS: Final = 20_000
+"""With so many timers in mind it goes no further before it has looked again."""
+
+_log = get_logger("timers.ledger")
+
+
+class Comparing:
+    """The comparison by one pod. Two that do it at once do no harm."""
+
+    def __init__(self, pod: Pod, peers: Peers, database: Database) -> None:
+        self._pod, self._store, self._peers, self._database = pod, pod.store, peers, database
+        self.services = {"ledger_counts": self.count_all, "ledger_drift": self.compare_all}
+        self._apart: dict[int, tuple[int, int]] = {}
+        """By shard: how its counts differed at the last look."""
+        self._urgent: set[int] = set()
+        self._wake = asyncio.Event()
+        self._passed: dict[int, float] = {}
+        """By shard: when the last comparison began that came to its end."""
+        self._fruitless: dict[int, float] = {}
+        """By shard: when counts differed though all timers were the same."""
+
+    async def count_all(self) -> None:
+        """The service `ledger_counts`. Counts that differ twice in the same direction ask for a comparison at once."""
+        while True:
+            await asyncio.sleep(SECOND_LOOK_SECONDS if any(map(any, self._apart.values())) else COUNT_SECONDS)
+            shards = list(self._peers.led(self._pod.shards))
+            self._apart = {shard: apart for shard, apart in self._apart.items() if shard in shards}
+            for shard in await self._whole(shards):
+                before, now = self._apart.get(shard, (0, 0)), await is_apart(self._store, self._database, shard)
+                self._apart[shard] = now
+                if any(a * b > 0 for a, b in zip(before, now, strict=True)) and self._may_hurry(shard):
+                    self._urgent.add(shard)
+                    self._wake.set()
+
+    def _may_hurry(self, shard: int) -> bool:
+        return time.monotonic() - self._fruitless.get(shard, -PASS_SECONDS) >= PASS_SECONDS
+
+    async def _whole(self, shards: list[int]) -> list[int]:
+        """Those that agree with the ledger as far as is known. The others are restored or copied as a whole."""
+        return [shard for shard, stage in (await stages(self._store, shards)).items() if stage.is_whole]
+
+    async def compare_all(self) -> None:
+        """The service `ledger_drift`."""
+        await asyncio.sleep(COUNT_SECONDS)
+        while True:
+            self._wake.clear()
+            shard = await self._next()
+            if shard is None:
+                await set_within(self._wake, COUNT_SECONDS)
+                continue
+            began, urgent = time.monotonic(), shard in self._urgent
+            drift = await self._compare(shard)
+            self._urgent.discard(shard)
+            self._passed[shard] = began
+            if urgent and not any(drift):
+                self._fruitless[shard] = began
+
+    async def _next(self) -> int | None:
+        """The shard to compare now: one whose counts differ, or one whose turn has come."""
+        shards = await self._whole(list(self._peers.led(self._pod.shards)))
+        self._urgent &= set(shards)
+        late = time.monotonic() - PASS_SECONDS
+        waiting = [shard for shard in shards if self._passed.get(shard, late) <= late]
+        return min(self._urgent or waiting, key=lambda shard: self._passed.get(shard, late), default=None)
+
+    async def _compare(self, shard: int) -> Drift:
+        """Compare all timers of a shard and mend what differs. Returns what was mended."""
+        waiting, drift = deque[tuple[float, Suspects]](), Drift()
+        try:
+            began = time.monotonic()
+            async for suspects in first_looks(self._store, self._database, shard):
+                if suspects:
+                    waiting.append((time.monotonic() + SECOND_LOOK_SECONDS, suspects))
+                while waiting and (waiting[0][0] <= time.monotonic() or _count(waiting) > SUSPECTS):
+                    drift = drift.plus(await self._look_again(shard, *waiting.popleft()))
+                rest = (time.monotonic() - began) * (1 if self._urgent else REST_PER_WORK)
+                await asyncio.sleep(min(max(SHORTEST_REST_SECONDS, rest), LONGEST_REST_SECONDS))
+                began = time.monotonic()
+            while waiting:
+                drift = drift.plus(await self._look_again(shard, *waiting.popleft()))
+        finally:
+            if any(drift):
+                _log.error(
+                    "timers differed in the ledger and Redis and were mended",
+                    shard=shard,
+                    redis=drift.redis,
+                    ledger=drift.ledger,
+                )
+        await tell(self._store, self._database, shard, drift)
+        return drift
+
+    async def _look_again(self, shard: int, at: float, suspects: Suspects) -> Drift:
+        await asyncio.sleep(at - time.monotonic())
+        drift = await mend(self._store, self._database, shard, suspects)
+        for side, number in drift._asdict().items():
+            if number:
+                self._pod.observer.count("ledger_drift", side, by=number)
+        return drift
+
+
+def _count(waiting: deque[tuple[float, Suspects]]) -> int:
+    return sum(len(suspects) for _, suspects in waiting)
