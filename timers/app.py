@@ -28,6 +28,7 @@ from timers.api.server import (
     waiting_application,
 )
 from timers.client import TimerClient, client_of, open_redis
+from timers.client.durable import check_setting
 from timers.dashboard.pages import all_pages
 from timers.dashboard.render import prepare
 from timers.dashboard.site import Guard, Parts
@@ -182,7 +183,8 @@ async def _serve(
             ends.push_async_callback(client.ledger.close)
             await _checked(client.ledger, store, settings, stopping)
         metrics = Metrics()
-        store.called = metrics.called
+        await check_setting(store, settings.durability)
+        store.called, store.confirmed = metrics.called, metrics.confirmed
         worker = _worker(settings, store, registry, client, metrics, stopping=stopping)
         health = HealthRoutes(store, worker, client.ledger)
         callers = Callers(store)
@@ -249,6 +251,7 @@ def _worker(
         public_url=settings.public_url,
         spans=Spans.configured(settings.pod),
         ledger=client.ledger,
+        durability=settings.durability or "fast",
     )
     return Worker(store, registry, client, options, metrics, disagreed=stopping.disagreed)
 

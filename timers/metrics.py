@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, product
 from math import inf, nan
 from typing import Final, get_args
 
@@ -27,6 +27,7 @@ from timers.core.model import Status
 from timers.core.outcome import Outcome
 from timers.engine.pod import Counted, Measured, Observer
 from timers.engine.worker import PodHealth
+from timers.store.durability import WAITS
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 """The content type of `render`'s text."""
@@ -50,6 +51,7 @@ COUNTERS: Final[Mapping[str, tuple[str, ...]]] = {
     "timers_unposted_total": ("Changes that a hook does not hear of",),
     "timers_inbox_total": ("Rows of the ledger's inbox, done or refused", "how"),
     "timers_ledger_drift_total": ("Timers mended that the ledger and Redis had differently", "side"),
+    "timers_durable_total": ("Creates and ends that waited for more than Redis", "durability", "reached"),
 }
 HISTOGRAMS: Final[Mapping[str, tuple[Sequence[float], str, *tuple[str, ...]]]] = {
     "timers_lateness_seconds": (LATENESS_SECONDS, "From due to start", "prefix"),
@@ -130,6 +132,8 @@ class Metrics(Observer, Collector):
             name: defaultdict[Labels, _Buckets](partial(_Buckets, bounds), {} if labels else {(): _Buckets(bounds)})
             for name, (bounds, _, *labels) in HISTOGRAMS.items()
         }
+        for durability, reached in product(WAITS, ("yes", "no")):
+            self._numbers["timers_durable_total"][durability, reached] = 0
         self._calls = defaultdict[str, _Buckets](partial(_Buckets, ()))
         self._registry = CollectorRegistry()
         self._read: Figures = {}
@@ -187,6 +191,10 @@ class Metrics(Observer, Collector):
     def called(self, script: str, seconds: float) -> None:
         """A call of a script was answered."""
         self._calls[script].observe(seconds)
+
+    def confirmed(self, durability: str, reached: bool, timers: int) -> None:
+        """Writes waited for a durability, and reached it in time or not."""
+        self._numbers["timers_durable_total"][durability, "yes" if reached else "no"] += timers
 
     def render(
         self,

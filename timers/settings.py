@@ -34,6 +34,7 @@ from timers.access import ENTRY_RULE, read_entries
 from timers.core.durations import DAY_MS, Duration, parse_ms
 from timers.core.fields import PREFIX_RULE, check_prefix
 from timers.core.hooks import EVENTS, HOOK, Hook
+from timers.core.shapes import Durability
 from timers.errors import ConfigurationError, FieldError, InvalidInput, shown
 
 Role = Literal["api", "worker"]
@@ -107,8 +108,8 @@ class Settings(BaseModel):
         default=None, description=values.LEDGER_URL
     )
     """The database of the ledger; None: there is none."""
-    durability: Literal["fast", "ledger"] | None = Field(default=None, description="fast or ledger")
-    """What a create waits for; None: the ledger, if there is one."""
+    durability: Durability | None = Field(default=None, description="fast, fsync, replicated or ledger")
+    """What a create and a settle wait for; None: the ledger, if there is one."""
     roles: Annotated[frozenset[Role], _LISTED, Field(min_length=1)] = Field(
         default=frozenset({"api", "worker"}), description="api, worker, or api,worker"
     )
@@ -263,6 +264,9 @@ class Settings(BaseModel):
             raise InvalidInput.of(
                 "shard_subset", self.shard_subset[-1], f"numbers below {self.shards}, which is TIMERS_SHARDS"
             )
+        if self.durability == "ledger" and self.ledger_url is None:
+            rule = "fast, fsync or replicated, because TIMERS_LEDGER_URL is not set"
+            raise InvalidInput.of("durability", self.durability, rule)
         if self.smtp_url is not None and self.mail_from is None:
             raise InvalidInput.of("mail_from", None, "an address, because TIMERS_SMTP_URL is set")
         self._share_no_secrets()
@@ -297,6 +301,7 @@ class Settings(BaseModel):
             _setting_name(field): LENGTHLESS[field] if value is None else str(Duration(ms=value))
             for field, value in given.items()
         }
+        reported[_setting_name("durability")] = self.durability or ("fast" if self.ledger_url is None else "ledger")
         if self.outbox is not None and None in (self.smtp_url, self.sms_url):
             reported[_setting_name("outbox")] = str(self.outbox)
         return reported

@@ -125,7 +125,7 @@ async def running_api(
         if client.ledger is not None:
             ends.push_async_callback(client.ledger.close)
         metrics = Metrics()
-        store.called = metrics.called
+        store.called, store.confirmed = metrics.called, metrics.confirmed
         worker = None
         if works:
             asked = replace(WorkerOptions("api-test", 10, 30_000, 3_600_000, 100, ledger=client.ledger), **options)

@@ -231,3 +231,17 @@ async def test_a_due_time_lies_ten_years_ahead_at_most(api: Api) -> None:
     assert (await api.create("in", delay=None, due_at=furthest_ms)).status == 201
     beyond = await api.create("out", delay=None, due_at=furthest_ms + 60_000)
     assert beyond.bad_fields() == ["due_at"]
+
+
+async def test_a_durability_that_the_server_cannot_give_is_refused_with_the_reason(api: Api) -> None:
+    reply = await api.create(durability="replicated")
+    assert reply.status == 422
+    (field,) = reply.body["errors"]
+    assert (field["field"], field["value"]) == ("durability", "'replicated'")
+    assert re.fullmatch("fast.*; this server: it has no replica", field["accepted"])
+    batch = await api.call(
+        "POST",
+        "/v1/timers/batch",
+        {"timers": [{"prefix": "test", "delay": "1h", "durability": d} for d in ("fast", "ledger")]},
+    )
+    assert [result["status"] for result in batch.body["results"]] == [201, 422]

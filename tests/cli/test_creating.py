@@ -108,3 +108,11 @@ def test_each_line_of_a_batch_has_its_own_result(timers: CommandLine) -> None:
 def test_a_file_that_cannot_be_read_is_named(timers: CommandLine) -> None:
     assert "missing.json" in timers("create", "--batch", "missing.json").refusal(2)
     assert "PREFIX" in timers("create", "--in", "1h").refusal(2)
+
+
+def test_a_durability_that_the_server_cannot_give_is_refused(timers: CommandLine) -> None:
+    refusal = timers("create", "log", "a", "--in", "1h", "--durability", "replicated").refusal(2)
+    assert "--durability: 'replicated' is not accepted; expected fast" in refusal
+    assert "it has no replica" in refusal
+    assert timers("get", "log", "a").code == 1
+    assert "durability" not in created(timers, "--in", "1h", "--durability", "fast")

@@ -358,6 +358,16 @@ async def inbox_refused(stage: Stage) -> AsyncIterator[None]:
     await stage.tells("timers_inbox_refused 0.0")
 
 
+async def not_durable(stage: Stage) -> AsyncIterator[None]:
+    """Ends of runs are to wait for replicas, and there are none."""
+    client = await stage.start(Calls().processor, durability="replicated")
+    yield
+    for name in ("x", "y"):
+        await client.create("note", name, delay=0)
+        await stage.fleet.completed(name)
+        yield
+
+
 TROUBLES: Final[Mapping[str, Callable[[Stage], AsyncIterator[None]]]] = {
     "TimersNoWorker": no_worker,
     "TimersRedisDown": redis_down,
@@ -376,6 +386,7 @@ TROUBLES: Final[Mapping[str, Callable[[Stage], AsyncIterator[None]]]] = {
     "TimersOutbox": outbox,
     "TimersLedgerBehind": ledger_behind,
     "TimersInboxRefused": inbox_refused,
+    "TimersNotDurable": not_durable,
 }
 """Makes the trouble that an alert is for: yields when all is well, then once or twice in the trouble, and then ends it.
 What a counter grows by between two scrapes in the trouble it goes on to grow by at each scrape."""

@@ -9,8 +9,10 @@ from sqlalchemy import text
 from tests.engine.fleet import Calls, Fleet
 from tests.ledger.copies import agreed, in_ledger, in_redis
 from timers.client import TimerClient, client_over, open_store
+from timers.core.spec import NewTimer
 from timers.errors import AlreadyExists, InvalidInput, LedgerUnavailable, NotFound
 from timers.ledger.database import Database
+from timers.store.callers import Quota
 from timers.store.connect import connect
 
 
@@ -55,13 +57,31 @@ async def test_changes_are_in_the_ledger_when_they_are_answered(
     assert "note:purged" not in await in_ledger(database)
 
 
-async def test_fast_timers_do_not_wait_for_a_ledger_that_others_need(client: TimerClient, database: Database) -> None:
+@pytest.mark.parametrize("quota", [None, Quota(100, ("note",), 100)])
+async def test_fast_timers_do_not_wait_for_a_ledger_that_others_need(
+    client: TimerClient, database: Database, quota: Quota | None
+) -> None:
+    client = client.acting("somebody", quota)
     await away(database)
     plain = [client.create("note", f"plain{n}", delay="24h") for n in range(3)]
     fast = [client.create("note", f"fast{n}", delay="24h", durability="fast") for n in range(3)]
     answers = await asyncio.gather(*plain, *fast, return_exceptions=True)
     await away(database, back=True)
     assert [isinstance(answer, LedgerUnavailable) for answer in answers] == [True] * 3 + [False] * 3
+
+
+async def test_a_batch_arms_its_fast_timers_also_without_the_ledger(client: TimerClient, database: Database) -> None:
+    mixed = [
+        NewTimer(prefix="note", id="ledger", delay="24h", durability="ledger"),
+        NewTimer(prefix="note", id="fast", delay="24h", durability="fast"),
+    ]
+    await away(database)
+    with pytest.raises(LedgerUnavailable):
+        await client.batch(mixed)
+    await away(database, back=True)
+    assert (await client.get("note", "fast")).status == "scheduled"
+    with pytest.raises(NotFound):
+        await client.get("note", "ledger")
 
 
 async def test_fast_timers_follow_later(fleet: Fleet, client: TimerClient, database: Database) -> None:

@@ -73,7 +73,18 @@ _OPTIONS: Final = {
     **{
         name: f"--{name.replace('_', '-')}"
         for name in (
-            *("payload", "repeat", "retry", "missed", "timeout", "metadata", "batch", "if_exists", "remove"),
+            *(
+                "payload",
+                "repeat",
+                "retry",
+                "missed",
+                "timeout",
+                "metadata",
+                "batch",
+                "if_exists",
+                "durability",
+                "remove",
+            ),
             *("rate", "pending", "most_prefixes", "name"),
             *("status", "tag", "due_after", "due_before", "limit", "cursor", "from", "to"),
         )

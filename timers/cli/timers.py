@@ -164,13 +164,21 @@ def create(
     tag: Annotated[Texts, typer.Option(metavar="TAG", help="Repeatable.")] = None,
     metadata: Metadata = None,
     if_exists: Annotated[str | None, typer.Option(metavar="error|replace|keep", help="If the timer exists.")] = None,
+    durability: Annotated[
+        str | None, typer.Option(metavar="fast|fsync|replicated|ledger", help="What to wait for.")
+    ] = None,
     batch: Annotated[
         str | None, typer.Option(metavar="FILE|-", help="Arm all timers in a file: the API's JSON, or one per line.")
     ] = None,
     output: Output = "table",
 ) -> None:
     """Arm a timer, or many with --batch. Exit with 1 if any was refused."""
-    rest = {"missed": _json_or(missed, "missed", str), "timeout": timeout, "if_exists": if_exists}
+    rest = {
+        "missed": _json_or(missed, "missed", str),
+        "timeout": timeout,
+        "if_exists": if_exists,
+        "durability": durability,
+    }
     given = _fields(payload, repeat, retry, tag, metadata, prefix=prefix, id=id, **rest)
     if after is not None or at is not None or not (batch or "repeat" in given or "retry" in given):
         given |= due_of(after, at)

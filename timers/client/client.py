@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from timers.client.actions import Act, BulkAction, Counts, Stop, begun, carry_out, purge_calls
+from timers.client.durable import refusal_of
 from timers.client.feed import Event, Feed
 from timers.client.fleet import (
     Declared,
@@ -33,10 +34,11 @@ from timers.client.planning import (
     refusal,
     tried,
 )
-from timers.core.calls import Action, ChangeFields, Delay, FilterFields, NewTimerFields, Time, Timers
+from timers.core.calls import Action, ChangeFields, Delay, FilterFields, Time, Timers
 from timers.core.fields import check_callers_prefix, check_id, check_prefix, check_traceparent, is_own
 from timers.core.hooks import CALLS
 from timers.core.model import Status, Timer
+from timers.core.shapes import Durability
 from timers.core.spec import NewTimer, TimerChange
 from timers.embedded import reachable_url
 from timers.errors import InvalidInput, Running, Unavailable
@@ -46,6 +48,7 @@ from timers.store import outbox, queries
 from timers.store.callers import Quota, Quotas
 from timers.store.codec import encode_act
 from timers.store.connect import connect
+from timers.store.durability import FSYNC
 from timers.store.filters import Filter, Visible
 from timers.store.identity import Loss
 from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
@@ -59,8 +62,6 @@ if TYPE_CHECKING:
 
 BATCH_LIMIT: Final = 1000
 """Timers that one batch may arm."""
-
-_NO_LEDGER: Final = InvalidInput.of("durability", "ledger", "fast; this service has no ledger (TIMERS_LEDGER_URL)")
 
 _log = get_logger("timers.client")
 
@@ -80,12 +81,17 @@ class TimerClient(Timers):
     _ledger: "LedgerFirst | None" = None
 
     def __init__(
-        self, url: str | None = None, *, edit_lock_ms: int = 0, ledger: str | None = None, durability: str = "ledger"
+        self,
+        url: str | None = None,
+        *,
+        edit_lock_ms: int = 0,
+        ledger: str | None = None,
+        durability: Durability = "ledger",
     ) -> None:
         """A client for a Redis URL whose db number is the dedicated one, and the URL of the ledger's database if the
-        service has one; `durability` is that of timers that ask for none. Without a URL it finds what the command line
-        finds: `TIMERS_REDIS_URL` and `TIMERS_LEDGER_URL`, else the server of a running `timers dev`. Connects at the
-        first call."""
+        service has one; `durability` is that of timers that ask for none, `ledger` only if there is one. Without a URL
+        it finds what the command line finds: `TIMERS_REDIS_URL`, `TIMERS_LEDGER_URL` and `TIMERS_DURABILITY`, else the
+        server of a running `timers dev`. Connects at the first call."""
         self._connections = None if url is None else connect(url)
         self._store: Store | None = None
         self._edit_lock_ms, self._keeps_cancelled = edit_lock_ms, True
@@ -122,6 +128,7 @@ class TimerClient(Timers):
         """This client for who writes to the ledger himself."""
         client = copy(self)
         client._database = client._ledger = None
+        client._durability = "fast"
         if self._store is not None:
             client._use(self._store)
         return client
@@ -133,8 +140,10 @@ class TimerClient(Timers):
         if self._database is not None:
             from timers.client.ledger_first import LedgerFirst  # noqa: PLC0415 (what it needs is an extra)
 
-            self._ledger = LedgerFirst(store, self._quotas, self._database, self._durability)
+            self._ledger = LedgerFirst(store, self._quotas, self._database)
             arm = self._ledger.arm
+        elif self._durability == "ledger":
+            self._durability = "fast"
         alone = None if self._ledger else partial(store.arm_one, edit_lock_ms=self._edit_lock_ms)
         self._group_commit = GroupCommit(store, arm, alone)
         return store
@@ -183,16 +192,17 @@ class TimerClient(Timers):
             refused = None  # the ledger takes it
         if refused is not None:
             raise refused
-        arming = plan(new, store.clock.now_ms(), traceparent, self._by)
-        if arming.durability == "ledger" and self._ledger is None:
-            raise _NO_LEDGER
+        arming = plan(new, store.clock.now_ms(), traceparent, self._by, self._durability)
+        if arming.durability != "fast" and (lacks := await self._lacks(arming.durability)) is not None:
+            raise lacks
         return armed(await self._group_commit.arm(arming, self._quota), arming, self._quota)
 
-    def _planned(self, new: NewTimer | NewTimerFields, now_ms: float, traceparent: str | None) -> Arming:
-        arming = plan(new, now_ms, traceparent, self._by)
-        if arming.durability == "ledger" and self._ledger is None:
-            raise _NO_LEDGER
-        return arming
+    async def _lacks(self, durability: Durability) -> InvalidInput | None:
+        """The error for a durability that this service cannot give. Replicas may come and go, so if they are only this
+        client's default, the answer says that there was none."""
+        if durability in ("fast", self._durability) and durability != FSYNC:
+            return None
+        return await refusal_of(await self._open(), durability, has_ledger=self._ledger is not None)
 
     async def batch(self, news: Iterable[Wish], *, traceparent: str | None = None) -> Results:
         """Arm up to 1,000 timers, each given as a NewTimer or by its fields. Returns a result for each, in order; an
@@ -211,7 +221,8 @@ class TimerClient(Timers):
     async def _arm_some(self, traceparent: str | None, news: Sequence[Wish]) -> Results:
         now_ms = (await self._open()).clock.now_ms()
         planned = [
-            new if isinstance(new, Exception) else tried(self._planned, new, now_ms, traceparent) for new in news
+            new if isinstance(new, Exception) else tried(plan, new, now_ms, traceparent, self._by, self._durability)
+            for new in news
         ]
         try:
             refused = await self._declared.refusals({p.prefix for p in planned if isinstance(p, Arming)})
@@ -221,8 +232,12 @@ class TimerClient(Timers):
             refused = {}
         if refused:
             planned = [refused.get(p.prefix, p) if isinstance(p, Arming) else p for p in planned]
+        levels = {p.durability for p in planned if isinstance(p, Arming)}
+        lacks = {level: error for level in levels if (error := await self._lacks(level))}
+        if lacks:
+            planned = [lacks.get(p.durability, p) if isinstance(p, Arming) else p for p in planned]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
-        answers = iter(await self._group_commit.arm_all(armings, self._quota))
+        answers = iter(await self._group_commit.arm_each(armings, self._quota))
         return [tried(armed, next(answers), p, self._quota) if isinstance(p, Arming) else p for p in planned]
 
     async def get(self, prefix: str, id: str) -> Timer:
@@ -485,7 +500,7 @@ def client_over(
     edit_lock_ms: int = 0,
     keeps_cancelled: bool = True,
     ledger: str | None = None,
-    durability: str = "ledger",
+    durability: Durability = "ledger",
 ) -> TimerClient:
     """A client over a store that is already open; closing the client closes the store's connections. With a retention
     of 0 it keeps no record of cancelled timers."""

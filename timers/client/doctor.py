@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final
 
+from timers.client.durable import durability_check
 from timers.client.fleet import NAMES_SHOWN, Fleet, shortened
 from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Status
@@ -68,8 +69,15 @@ async def examine(
         served=lambda prefix: bool(roster.serving(prefix)),
     )
     try:
+        durable = await durability_check(store, roster.members, has_ledger=ledger is not None)
         data = await _data(store, acknowledge=acknowledge)
-        return [*found, data, *await _work(store, roster, fix=fix, progress=progress), *await _ledger(store, ledger)]
+        return [
+            *found,
+            durable,
+            data,
+            *await _work(store, roster, fix=fix, progress=progress),
+            *await _ledger(store, ledger),
+        ]
     except (ConfigurationError, Unavailable, Refusal) as error:
         repair = "see the findings above; if the db belongs to another service, correct TIMERS_REDIS_URL"
         return [

@@ -20,16 +20,17 @@ _Waiting = tuple[Arming, asyncio.Future[Reply]]
 
 ArmAll = Callable[[Sequence[Arming], Quota | None], Awaitable[list[Reply]]]
 
-_Group = tuple[int, str] | Quota
-"""What is armed together: the timers of a shard that ask for the same durability, so that those that wait only for
-Redis wait for nothing else; or those that count against a quota."""
+_Group = tuple[int | Quota, str]
+"""What is armed together: the timers of a shard, or those that count against a quota, that ask for the same durability,
+so that those that wait only for Redis wait for nothing else."""
 
 
 class GroupCommit:
     """The arms of one client."""
 
     def __init__(self, store: Store, arm_all: ArmAll, alone: Callable[[Arming], Awaitable[Reply]] | None) -> None:
-        """`arm_all` arms several timers; `alone` one that nothing holds up, if there is a shorter way for it."""
+        """`arm_all` arms several timers of one durability; `alone` a fast one that nothing holds up, if there is a
+        shorter way for it."""
         self._store, self.arm_all, self._alone = store, arm_all, alone
         self._waiting: defaultdict[_Group, list[_Waiting]] = defaultdict(list)
         self._busy: dict[_Group, asyncio.Task[None] | None] = {}
@@ -37,15 +38,15 @@ class GroupCommit:
     async def arm(self, arming: Arming, quota: Quota | None = None) -> Reply:
         """As `Store.arm` or `Quotas.arm`, for one timer. A caller that is cancelled before its timer was sent arms
         nothing."""
-        shard = self._store.shard_of(arming.prefix, arming.id)
-        group = (shard, arming.durability) if quota is None else quota
+        whose = self._store.shard_of(arming.prefix, arming.id) if quota is None else quota
+        group = (whose, arming.durability)
         if group in self._busy:
             answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
             self._waiting[group].append((arming, answer))
             return await answer
         self._busy[group] = None
         try:
-            if quota is not None or self._alone is None:
+            if quota is not None or self._alone is None or arming.durability != "fast":
                 return (await self.arm_all([arming], quota))[0]
             return await self._alone(arming)
         finally:
@@ -53,6 +54,22 @@ class GroupCommit:
                 self._busy[group] = asyncio.create_task(self._work(group))
             else:
                 del self._busy[group]
+
+    async def arm_each(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
+        """As `arm_all`, for timers of any durability. The less durable come first, so nothing more holds them up."""
+        levels = sorted({arming.durability for arming in armings})
+        if len(levels) < 2:
+            return await self.arm_all(armings, quota)
+        replies: dict[int, Reply] = {}
+        for level in levels:
+            places = [place for place, arming in enumerate(armings) if arming.durability == level]
+            try:
+                some = await self.arm_all([armings[place] for place in places], quota)
+            except Unavailable as error:
+                error.nothing_done = error.nothing_done and not replies
+                raise
+            replies.update(zip(places, some, strict=True))
+        return [replies[place] for place in range(len(armings))]
 
     async def in_parts(
         self, items: Sequence[T], arm: Callable[[Sequence[T]], Coroutine[Any, Any, list[R]]], *, together: bool
@@ -92,7 +109,7 @@ class GroupCommit:
     async def _arm(self, some: list[_Waiting], group: _Group) -> None:
         armings = [arming for arming, _ in some]
         try:
-            answers = await self.arm_all(armings, group if isinstance(group, Quota) else None)
+            answers = await self.arm_all(armings, group[0] if isinstance(group[0], Quota) else None)
         except Exception as error:  # noqa: BLE001 (each caller gets it)
             for _, waiting in some:
                 if not waiting.done():

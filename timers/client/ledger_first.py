@@ -6,12 +6,13 @@ has a timer of that name, Redis decides, and the row follows it.
 
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.client.copies import record_of, restored, row_of_timer
 from timers.core.model import RESTORED, Timer
+from timers.core.shapes import Durability
 from timers.errors import Unavailable
 from timers.ledger import rows
 from timers.ledger.database import Database
@@ -23,42 +24,37 @@ from timers.store.following import stages
 from timers.store.restoring import restore
 from timers.store.store import Arming, Identity, Reply, Store
 
-FAST: Final[Literal["fast"]] = "fast"
-LEDGER: Final[Literal["ledger"]] = "ledger"
+FAST: Final[Durability] = "fast"
+LEDGER: Final[Durability] = "ledger"
 
 
 class LedgerFirst:
     """The writes of one client. Every method raises LedgerUnavailable."""
 
-    def __init__(self, store: Store, quotas: Quotas, database: Database, durability: str) -> None:
-        """`durability` is that of timers that ask for none."""
-        self._store, self._quotas, self._database, self._default = store, quotas, database, durability
+    def __init__(self, store: Store, quotas: Quotas, database: Database) -> None:
+        self._store, self._quotas, self._database = store, quotas, database
 
     async def arm(self, armings: Sequence[Arming], quota: Quota | None = None) -> list[Reply]:
-        """As `Quotas.arm`; first in the ledger, unless a timer asks for less. While Redis is away new timers are armed
+        """As `Quotas.arm`; first in the ledger, if that is their durability. While Redis is away new timers are armed
         later, which their `armed` says, and the ledger decides what exists."""
-        firsts = [place for place, a in enumerate(armings) if (a.durability or self._default) == LEDGER]
-        sent, written = await self._write([armings[place] for place in firsts])
-        asked = list(armings)
-        for place, arming in zip(firsts, sent, strict=True):
-            asked[place] = arming
+        if not armings or armings[0].durability != LEDGER:
+            replies = await self._quotas.arm(armings, quota)
+            return (
+                replies if not armings or armings[0].durability != FAST else [r.with_durability(FAST) for r in replies]
+            )
+        sent, written = await self._write(armings)
         try:
-            replies = await self._quotas.arm(asked, quota)
+            replies = await self._quotas.arm(sent, quota)
         except Unavailable as away:
-            if len(firsts) < len(armings) or quota is not None:
+            if quota is not None:
                 raise
             return await self._unarmed(sent, written, away)
-        for place in firsts:
-            arming, reply = asked[place], replies[place]
+        for place, (arming, reply) in enumerate(zip(sent, replies, strict=True)):
             is_new = reply.code in ("exists", "kept") and (arming.prefix, arming.id) in written
             if is_new and reply.timer is not None and reply.timer.created_ms == arming.created_ms:
                 replies[place] = reply._replace(code="created")  # a pod that restores the shard was faster
-        await self._correct([asked[place] for place in firsts], [replies[place] for place in firsts], written)
-        for place, reply in enumerate(replies):
-            if reply.timer is not None and reply.code in ("created", "replaced"):
-                timer = reply.timer._replace(durability=LEDGER if place in firsts else FAST)
-                replies[place] = reply._replace(timer=timer)
-        return replies
+        await self._correct(sent, replies, written)
+        return [reply.with_durability(LEDGER) for reply in replies]
 
     async def _write(self, armings: Sequence[Arming]) -> tuple[list[Arming], set[Identity]]:
         """Write the rows of new timers. Returns the armings as Redis is to be sent them, and which are new."""

@@ -10,6 +10,7 @@ from timers.core.decide import first_slot, start
 from timers.core.durations import Duration, format_time, parse_time, within_reach
 from timers.core.model import NO_PROGRESS, Progress, Status, Timer
 from timers.core.policies import Repeat
+from timers.core.shapes import Durability
 from timers.core.spec import NewTimer, Spec, TimerChange
 from timers.errors import (
     AlreadyExists,
@@ -34,10 +35,14 @@ T = TypeVar("T")
 
 
 def plan(
-    new: NewTimer | NewTimerFields, now_ms: float, traceparent: str | None = None, by: str | None = None
+    new: NewTimer | NewTimerFields,
+    now_ms: float,
+    traceparent: str | None = None,
+    by: str | None = None,
+    durability: Durability = "fast",
 ) -> Arming:
     """Plan a new timer's due time and first progress. The trace is kept with the spec; if it replaces another timer,
-    the history names who did that. Raises InvalidInput."""
+    the history names who did that. `durability` is that of a timer that asks for none. Raises InvalidInput."""
     new = new if isinstance(new, NewTimer) else NewTimer.parse(new)
     due_ms, progress = own_due_ms(new, now_ms), NO_PROGRESS
     if due_ms is None:
@@ -47,7 +52,7 @@ def plan(
         _require_before_end(new.repeat, due_ms)
         due, progress = f"@{due_ms}", start(due_ms)
     spec = new.spec() if traceparent is None else {**new.spec(), "traceparent": traceparent}
-    cause, durability = encode_act("replaced", by), new.durability or ""
+    cause, durability = encode_act("replaced", by), new.durability or durability
     return Arming(new.prefix, new.id or new_id(), due, spec, progress, new.if_exists, cause, 0, durability)
 
 

@@ -1,7 +1,7 @@
 """Owns the shapes of the answers. mypy checks each `to_json` against them; the OpenAPI document describes them and
 takes its examples from them."""
 
-from typing import Annotated, Any, Final, Literal, NotRequired
+from typing import Annotated, Any, Final, NotRequired
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
 from typing_extensions import TypedDict
@@ -59,9 +59,9 @@ class HistoryAnswer(TypedDict):
 class TimerAnswer(TypedDict):
     """A timer as it was when it was read. `version` is its ETag. `token` only grows, over the whole life of a prefix
     and id. `history` is newest first; its last entry is the creation, or says how many older ones were dropped.
-    `result` is what the newest run that completed returned, null if nothing. The answer to a create has the
-    `durability` that was reached if the service has a ledger, and `armed` false while only the ledger has the
-    timer."""
+    `result` is what the newest run that completed returned, null if nothing. The answer to a create that
+    armed it has the `durability` that was reached in time, if another than `fast` was asked for or the service has a
+    ledger; and `armed` false while only the ledger has the timer."""
 
     prefix: Prefix
     id: Id
@@ -86,7 +86,7 @@ class TimerAnswer(TypedDict):
     result: Annotated[Any, WithJsonSchema(shapes.RESULT)]
     history: Annotated[list[HistoryAnswer], Field(max_length=HISTORY_LIMIT)]
     armed: NotRequired[bool]
-    durability: NotRequired[Literal["fast", "ledger"]]
+    durability: NotRequired[shapes.Durability]
     traceparent: NotRequired[str]
 
 

@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, NotRequired, Required, TypedDict, Type
 
 from timers.core.model import Timer
 from timers.core.policies import Repeat, RetryPolicy
+from timers.core.shapes import Durability
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -67,7 +68,7 @@ class _Fields(TypedDict, total=False):
     tags: Texts
     metadata: Mapping[str, str]
     if_exists: IfExists
-    durability: Literal["fast", "ledger"] | None
+    durability: Durability | None
     traceparent: str | None
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 from timers.core.answers import HistoryAnswer, LeaseAnswer, TimerAnswer
 from timers.core.durations import format_time, parse_ms, to_datetime
 from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
+from timers.core.shapes import Durability
 
 Cause = tuple[str, str]
 """A code and the details of this change (empty for none)."""
@@ -213,7 +214,7 @@ class Timer(NamedTuple):
     lease: Lease | None = None
     history: Sequence[HistoryEntry] = ()
     armed: bool = True
-    durability: Literal["", "fast", "ledger"] = ""
+    durability: Durability | Literal[""] = ""
 
     @property
     def payload(self) -> Json:

@@ -5,7 +5,7 @@ Rules between fields are in `x-rules`, because client generators cannot handle t
 component, so that generators need not invent names; `x-ref` refers to a component.
 """
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from timers.core.durations import MAX_MS, MAX_TIME_MS, NAMED_INTERVALS
 
@@ -14,6 +14,9 @@ Schema = dict[str, Any]
 PREFIX_PATTERN: Final = r"[a-z0-9][a-z0-9_.-]{0,63}"
 ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199}"
 RESERVED_PREFIX: Final = "timers"
+Durability = Literal["fast", "fsync", "replicated", "ledger"]
+"""What a create waits for: only Redis, its disk, its replicas, or the ledger."""
+
 HISTORY_LIMIT: Final = 50
 """How many history entries a record keeps. Older ones are dropped, and a marker takes the place of the oldest."""
 

@@ -119,7 +119,7 @@ class PutTimer(Spec):
 
     missed: MissedInput = "fire"
     timeout: Timeout | None = None
-    durability: Literal["fast", "ledger"] | None = None
+    durability: shapes.Durability | None = None
 
     @classmethod
     def _contradictions(cls, given: Mapping[str, Any]) -> list[FieldError]:

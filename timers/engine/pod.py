@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from timers.core.fields import is_own
 from timers.core.hooks import Hook
 from timers.core.model import Status
+from timers.core.shapes import Durability
 from timers.engine.spans import Spans
 from timers.logs import get_logger
 from timers.processor import Registry
@@ -60,7 +61,8 @@ def taken_lease_ms(lease_ms: int) -> int:
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
     """What a pod is set to, and below that what only tests change. When it has died, others run its timers within
-    `lease_ms`. `shard_subset` None means all shards; `settings` are told to whoever compares the pods.
+    `lease_ms`. `shard_subset` None means all shards; `settings` are told to whoever compares the pods; `durability` is
+    what the end of a run waits for.
 
     A prefix must have been without a live pod, and its timers overdue or their leases expired, for `unhandled_after_ms`
     before its timers become `unhandled`; a rolling deploy takes less. A shard is audited every `audit_every_seconds`:
@@ -88,6 +90,7 @@ class WorkerOptions:
     public_url: str | None = None
     spans: Spans | None = None
     ledger: "Database | None" = None
+    durability: Durability = "fast"
 
     unhandled_after_ms: int = 60_000
     audit_every_seconds: float = 600.0

@@ -198,6 +198,7 @@ class Runs:
                 pod=self._pod.name,
                 retention_ms=self._pod.options.retention_ms,
                 keeps_failed=self._keeps_failed,
+                durability=self._pod.options.durability,
             )
         except (Unavailable, asyncio.CancelledError):
             raise

@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import AskError, MovedError, TryAgainError
+from redis.exceptions import AskError, ClusterDownError, MovedError, TryAgainError
 
 from timers.errors import ConfigurationError
 from timers.setting_values import check_redis_url
 from timers.store import keys
 from timers.store.connect import Connections, Scripts
+from timers.store.durability import WaitLevel, Writer
 from timers.store.slots import Slots, slot_of
 
 DEFAULT_SHARDS: Final = 64
@@ -29,6 +30,9 @@ _NO_KEY: Final = frozenset(("ACL", "CLIENT", "CLUSTER", "CONFIG", "INFO", "PING"
 _SCRIPTS: Final = frozenset(("EVAL", "EVALSHA"))
 _MOST_PRIMARIES: Final = 1024
 """A cursor of SCAN says on which primary it goes on."""
+
+_NOT_DONE: Final = (AskError, TryAgainError, ClusterDownError)
+"""Answers of a node that has not carried out a command, MovedError among them."""
 
 Command = tuple[Any, ...]
 Answer = Any
@@ -85,6 +89,10 @@ class ClusterConnections(Connections):
         """See Connections."""
         return ClusterScripts(Slots(self.url, answer_s=answer_s, scripts_s=answer_s))
 
+    def durable(self, level: WaitLevel) -> Writer:
+        """See Connections."""
+        return ClusterWriter(level, self.slots)
+
     async def close(self) -> None:
         """See Connections."""
         await self.slots.close()
@@ -114,6 +122,49 @@ class ClusterScripts(Scripts):
     async def aclose(self) -> None:
         """See Scripts."""
         await self._slots.close()
+
+
+class ClusterWriter(Writer):
+    """Writes to the primary that has the key. Each waits for its own disk or replicas."""
+
+    def __init__(self, level: WaitLevel, slots: Slots) -> None:
+        self._level, self._slots = level, slots
+
+    async def write(self, commands: Sequence[Command]) -> tuple[list[Answer], bool]:
+        """See Writer. The commands are calls of scripts."""
+        answers: list[Answer] = [None] * len(commands)
+        by_root: dict[str, list[int]] = {}
+        for place, command in enumerate(commands):
+            by_root.setdefault(command[3], []).append(place)
+
+        async def write(root: str, places: Sequence[int]) -> bool:
+            left, are_reached = places, True
+
+            async def ask(node: Connections) -> None:
+                nonlocal left, are_reached
+                said, reached = await node.durable(self._level).write([_declared(commands[place]) for place in left])
+                are_reached = are_reached and reached
+                answers_of = dict(zip(left, said, strict=True))
+                for place, answer in answers_of.items():
+                    answers[place] = answer
+                left = [place for place, answer in answers_of.items() if isinstance(answer, _NOT_DONE)]
+                if left:
+                    raise answers[left[0]]
+
+            await self._slots.send(root, ask)
+            return are_reached
+
+        return answers, all(await asyncio.gather(*(write(*each) for each in by_root.items())))
+
+    async def lacks(self) -> str:
+        """See Writer. What the first primary lacks that lacks something."""
+        await self._slots.look()
+        nodes = self._slots.primaries
+        lacks = await asyncio.gather(*(node.durable(self._level).lacks() for node in nodes))
+        return next((f"{why} ({node.options})" for node, why in zip(nodes, lacks, strict=True) if why), "")
+
+    async def aclose(self) -> None:
+        """Nothing: the nodes close what is theirs."""
 
 
 class ClusterRedis(Redis):

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hiredis import Reader, pack_command
@@ -21,6 +21,7 @@ from redis.exceptions import (
 
 from timers.errors import ConfigurationError
 from timers.setting_values import check_redis_url
+from timers.store.durability import WAIT_MS, Command, DurableWriter, WaitLevel, Writer
 
 ANSWER_TIMEOUT_SECONDS: Final = 5.0
 POOL_SIZE: Final = 32
@@ -70,14 +71,26 @@ class ScriptConnection(Scripts):
         self._opening: asyncio.Task[_RedisProtocol] | None = None
 
     async def execute(self, *command: str | int | bytes) -> Any:
-        """See Scripts. All who come while the connection opens share that attempt."""
+        """See Scripts."""
         wire = self._wire
         if wire is None or not wire.is_open:
-            if self._opening is None or self._opening.done():
-                self._opening = asyncio.create_task(self._open())
-                self._opening.add_done_callback(_take_note)
-            wire = await asyncio.shield(self._opening)
+            wire = await self._opened()
         return await wire.ask(command)
+
+    async def together(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to commands that are sent one right behind the other. Errors, also of the connection, are among
+        them."""
+        wire = self._wire
+        if wire is None or not wire.is_open:
+            wire = await self._opened()
+        return await asyncio.gather(*map(wire.ask, commands), return_exceptions=True)
+
+    async def _opened(self) -> "_RedisProtocol":
+        """All who come while the connection opens share that attempt."""
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(_take_note)
+        return await asyncio.shield(self._opening)
 
     async def _open(self) -> "_RedisProtocol":
         await self._connection.disconnect(nowait=True)
@@ -123,7 +136,7 @@ class _RedisProtocol(asyncio.Protocol):
         """False once the server has hung up, or has said anything that nobody asked for, as it does before."""
         return not self._transport.is_closing()
 
-    def ask(self, command: tuple[str | int | bytes, ...]) -> Awaitable[Any]:
+    def ask(self, command: Command) -> "asyncio.Future[Any]":
         """The answer to a command. Raises it if it is an error."""
         self._transport.write(pack_command(command))  # type: ignore[arg-type]  # typed as a tuple of one
         answer, until = self._loop.create_future(), self._loop.time() + self._answer_s
@@ -171,11 +184,12 @@ def _settle(asked: asyncio.Future[Any], answer: object) -> None:
 class Connections:
     """The connections to one db. `commands` is a bounded pool, for commands and for answers of any size. `scripts` is
     shared by all single calls of scripts. `dial` makes one for a caller who closes it: a subscriber, or another
-    thread."""
+    thread. `durable` has one for each level that is in use."""
 
     commands: Redis
     db: int
     scripts: Scripts
+    _durable: dict[str, Writer] = field(default_factory=dict, kw_only=True, compare=False, repr=False)
 
     @property
     def user(self) -> str:
@@ -218,9 +232,18 @@ class Connections:
         """A connection for scripts of its own, which its caller closes; an answer may take `answer_s` seconds."""
         return ScriptConnection(self.dial(), answer_s=answer_s)
 
+    def durable(self, level: WaitLevel) -> Writer:
+        """What writes with this durability."""
+        if level not in self._durable:
+            answer_s = self.commands.connection_pool.connection_kwargs["socket_timeout"] + WAIT_MS[level] / 1000
+            self._durable[level] = DurableWriter(level, ScriptConnection(self.dial(), answer_s=answer_s))
+        return self._durable[level]
+
     async def close(self) -> None:
         """Close those that `dial` has not made."""
         await self.scripts.aclose()
+        for writer in self._durable.values():
+            await writer.aclose()
         await self.commands.aclose(close_connection_pool=True)
 
 

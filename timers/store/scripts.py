@@ -26,6 +26,7 @@ from redis.exceptions import (
 
 from timers.errors import ConfigurationError, Full, RedisRights, TimersError, Unavailable
 from timers.store.connect import A_SENTINEL, ONE_NODE, Scripts
+from timers.store.durability import Writer
 
 Argument = str | int | bytes
 
@@ -171,6 +172,23 @@ async def run_all(redis: Redis | Scripts, name: str, calls: Sequence[Call], wake
         if isinstance(answer, NoScriptError):
             answers[place] = await run(redis, name, *calls[place], wake)
     return answers
+
+
+async def run_durably(writer: Writer, name: str, calls: Sequence[Call], wake: str) -> tuple[list[Any], bool]:
+    """As `run_all`, and whether all that was written is as durable as the writer's level says."""
+    with reachable(alone=len(calls) == 1):
+        sent = [("EVALSHA", digest(name), 1, root, wake, *arguments) for root, arguments in calls]
+        answers, reached = await writer.write(sent)
+        if unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
+            again = [("EVAL", source(name), *sent[place][2:]) for place in unknown]
+            others, reached_too = await writer.write(again)
+            for place, answer in zip(unknown, others, strict=True):
+                answers[place] = answer
+            reached = reached and reached_too
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+    return answers, reached
 
 
 def grouped(flat: Sequence[Any], size: int) -> Iterator[tuple[Any, ...]]:

@@ -2,7 +2,7 @@
 
 import time
 import zlib
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -10,9 +10,11 @@ from timers.core.clock import ServerClock
 from timers.core.decide import Transition
 from timers.core.fields import encode
 from timers.core.model import NO_PROGRESS, Lease, Progress, Timer
+from timers.core.shapes import Durability
 from timers.errors import NewerFormat, RedisRights, Unavailable
 from timers.store import codec, keys, scripts
 from timers.store.connect import Connections, Scripts
+from timers.store.durability import WAITS, WaitLevel
 from timers.store.identity import DbIdentity, is_newer
 from timers.store.refusals import Refusals
 
@@ -35,7 +37,7 @@ Queue = tuple[int, str]
 
 class Arming(NamedTuple):
     """One timer to arm. `due` is `@<epoch ms>` or `+<ms from now>`, counted by the server. `created_ms` is not 0 if
-    the ledger has it already, with that creation; `durability` is empty for that of the client."""
+    the ledger has it already, with that creation."""
 
     prefix: str
     id: str
@@ -45,7 +47,7 @@ class Arming(NamedTuple):
     if_exists: str = "error"
     cause: str = "replaced"
     created_ms: int = 0
-    durability: str = ""
+    durability: Durability = "fast"
 
 
 class Reply(NamedTuple):
@@ -55,6 +57,12 @@ class Reply(NamedTuple):
     code: str
     timer: Timer | None
     refused: RedisRights | NewerFormat | None = None
+
+    def with_durability(self, reached: Durability) -> "Reply":
+        """Says of a timer that was armed how durable it is."""
+        if self.timer is None or self.code not in ("created", "replaced"):
+            return self
+        return self._replace(timer=self.timer._replace(durability=reached))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,9 @@ class Store:
         self._wake = keys.wake_channel(connections.db)
         self.called: Callable[[str, float], None] = lambda _script, _seconds: None
         """Called after each script call with its name and the seconds it took."""
+        self.confirmed: Callable[[str, bool, int], None] = lambda _durability, _reached, _timers: None
+        """Called after writes that waited for more than Redis, with what for, whether it came in time, and how many
+        timers they wrote."""
         self.identity = DbIdentity(
             connections.commands, self._wake, self.clock, shards, default=connections.default_shards
         )
@@ -126,15 +137,23 @@ class Store:
         return server_ms
 
     async def arm(self, armings: Sequence[Arming], *, edit_lock_ms: int = 0, room: int | None = None) -> list[Reply]:
-        """Arm timers of any shards in one round trip; replies in order. Codes: created, replaced, kept, exists,
-        running, locked, newer, rights; full, once `room` for timers that are not scheduled already is used up."""
+        """Arm timers of any shards and one durability in one round trip; replies in order. Codes: created, replaced,
+        kept, exists, running, locked, newer, rights; full, once `room` for timers that are not scheduled already is
+        used up. Those that wait for disk or replicas say whether that was reached."""
         identities, lines = [(a.prefix, a.id) for a in armings], list(map(_arming, armings))
 
         def head(places: Sequence[int]) -> Sequence[scripts.Argument]:
             return edit_lock_ms, "" if room is None else sum(place < room for place in places)
 
-        answers = await self.run_lines("arm", identities, lines, head)
-        return [self._armed(a, *said) for a, said in zip(armings, answers, strict=True)]
+        level = armings[0].durability if armings else "fast"
+        if level not in WAITS:
+            answers = await self.run_lines("arm", identities, lines, head)
+            return [self._armed(a, *said) for a, said in zip(armings, answers, strict=True)]
+        durably = _Durably(self, level)
+        answers = await self.run_lines("arm", identities, lines, head, run=durably)
+        replies = [self._armed(a, *said) for a, said in zip(armings, answers, strict=True)]
+        self.confirmed(level, durably.reached, len(armings))
+        return [reply.with_durability(level if durably.reached else "fast") for reply in replies]
 
     async def arm_one(self, arming: Arming, *, edit_lock_ms: int = 0) -> Reply:
         """As `arm`, for one timer, in half the CPU."""
@@ -154,6 +173,7 @@ class Store:
         head: Callable[[Sequence[int]], Sequence[scripts.Argument]] = lambda _places: (),
         *,
         most: int = ARM_LIMIT,
+        run: "Callable[[str, Sequence[scripts.Call]], Awaitable[list[Any]]] | None" = None,
     ) -> list[tuple[Any, ...]]:
         """Run a script that makes timers, with a line for each, on all their shards in one round trip. Returns what it
         says of each. Founds shards that do not carry the db's epoch. `head` makes the arguments that come before a
@@ -174,7 +194,7 @@ class Store:
             ]
             foreign: set[int] = set()
             try:
-                replies = await self.run_all(name, calls, self.connections.scripts)
+                replies = await (self._run_at_once if run is None else run)(name, calls)
             except Unavailable as error:
                 error.nothing_done = error.nothing_done and not answers
                 raise
@@ -330,7 +350,14 @@ class Store:
         return [timers[int(index)] for index in lost]
 
     async def settle(
-        self, shard: int, settlements: Sequence[Settlement], *, pod: str, retention_ms: int, keeps_failed: bool = True
+        self,
+        shard: int,
+        settlements: Sequence[Settlement],
+        *,
+        pod: str,
+        retention_ms: int,
+        keeps_failed: bool = True,
+        durability: Durability = "fast",
     ) -> list[str]:
         """End runs. A retention of 0 removes completed timers at once, `keeps_failed` False failed ones. Codes in
         order: settled, already, fenced, missing."""
@@ -339,7 +366,11 @@ class Store:
         arguments += [
             codec.encode_end(timer, after, pod=pod, timings=timings, form=form) for timer, after, timings in settlements
         ]
-        return [code.decode() for code in await self.run("settle", shard, arguments)]
+        if durability not in WAITS:
+            return [code.decode() for code in await self.run("settle", shard, arguments)]
+        ((_now, *codes),), reached = await self.run_durably(durability, "settle", [(keys.root(shard), arguments)])
+        self.confirmed(durability, reached, len(settlements))
+        return [code.decode() for code in codes]
 
     async def touch(self, shard: int, rank: int = 0) -> Touched:
         """Touch what has become due so that its events come now, and learn when to poll again. Checks some queues
@@ -444,6 +475,19 @@ class Store:
         self._heard(name, sent, *replies)
         return replies
 
+    async def _run_at_once(self, name: str, calls: Sequence[scripts.Call]) -> list[Any]:
+        return await self.run_all(name, calls, self.connections.scripts)
+
+    async def run_durably(self, level: WaitLevel, name: str, calls: Sequence[scripts.Call]) -> tuple[list[Any], bool]:
+        """As `run_all`, and whether the server's disk or replicas, as the level says, had it all in time."""
+        sent = time.monotonic()
+        try:
+            replies, reached = await scripts.run_durably(self.connections.durable(level), name, calls, self._wake)
+        except RedisRights as error:
+            raise self._refused(error) from error
+        self._heard(name, sent, *replies)
+        return replies, reached
+
     def _heard(self, name: str, sent: float, *replies: Sequence[Any]) -> None:
         answered = time.monotonic()
         for reply in replies:
@@ -452,6 +496,18 @@ class Store:
 
     def _refused(self, error: RedisRights) -> RedisRights:
         return self.refusals.denied(error.command) if error.command else error
+
+
+class _Durably:
+    """Runs scripts whose writes wait for a level. `reached` says whether all of them have reached it in time."""
+
+    def __init__(self, store: Store, level: WaitLevel) -> None:
+        self._store, self._level, self.reached = store, level, True
+
+    async def __call__(self, name: str, calls: Sequence[scripts.Call]) -> list[Any]:
+        replies, reached = await self._store.run_durably(self._level, name, calls)
+        self.reached = self.reached and reached
+        return replies
 
 
 def _expected(version: int | None) -> str:

@@ -3,10 +3,11 @@
 It publishes no `expired` event, so the lab itself looks for what is due.
 """
 
+import asyncio
 import hashlib
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -15,6 +16,7 @@ from unittest.mock import patch
 from fakeredis import FakeAsyncRedis, FakeRedis, FakeServer
 
 from timers.store.connect import Connections, Scripts
+from timers.store.durability import WAITS, Command, Writer
 
 _CLOCKS: Final = (
     "fakeredis._helpers.time",
@@ -76,5 +78,25 @@ def fake_connections(server: FakeServer | None = None) -> Connections:
     vars(server)["_lua_expected_globals"].add(b"struct")
     vars(server)["_lua_runtime"] = _FlaggedLua(lua)
     redis = FakeAsyncRedis(server=server)
-    # It has no socket that a connection of scripts could take over.
-    return Connections(redis, 0, cast("Scripts", redis))
+    # It has no socket that a connection of scripts could take over, and neither disk nor replicas.
+    return Connections(redis, 0, cast("Scripts", redis), _durable=dict.fromkeys(WAITS, _Confirmed(redis)))
+
+
+class _Confirmed(Writer):
+    """Stands for a server whose disk and replicas have everything at once."""
+
+    def __init__(self, redis: FakeAsyncRedis) -> None:
+        self._redis = redis
+
+    async def write(self, commands: Sequence[Command]) -> tuple[list[Any], bool]:
+        """See Writer."""
+        redis: Any = self._redis
+        asked = (redis.execute_command(*command) for command in commands)
+        return await asyncio.gather(*asked, return_exceptions=True), True
+
+    async def lacks(self) -> str:
+        """Nothing."""
+        return ""
+
+    async def aclose(self) -> None:
+        """Do nothing: it has no connection of its own."""
