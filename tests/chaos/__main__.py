@@ -41,8 +41,8 @@ def main(
 ) -> None:
     """Make trouble for pods and server under load, and judge what happened by an outside witness."""
     results = []
-    postgres.prepare()
-    atexit.register(postgres.stop)
+    if postgres.prepare():
+        atexit.register(postgres.stop)
     kinds = [(name, beside) for name in trouble or TROUBLES for beside in _ledgers(name, ledger)]
     for (name, beside), server, one in itertools.product(kinds, [family] if family else FAMILIES, seed or [1]):
         usual = TROUBLES[name]

@@ -27,6 +27,7 @@ class Property(StrEnum):
     SERVED = "P12 the processor meant, and no more at once than it allows"
     ORDERLY = "P13 orderly"
     TOLD = "P14 hooks are told"
+    COPIED = "P15 the ledger agrees"
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class Workload:
         ids[3 * some : 4 * some] = [f"serial-{index}" for index in range(3 * some, 4 * some)]
         late, keys, repeating, early = ids[:some], ids[some : 2 * some], ids[2 * some : 3 * some], ids[2 * some :]
         does = {id_: _behaviour(rng) for id_ in early} | {id_: _repeats(rng) for id_ in repeating}
-        does |= {id_: {"run_ms": rng.randrange(10)} for id_ in ids[3 * some : 4 * some]}
+        does |= {id_: {"run_ms": rng.randrange(20, 60)} for id_ in ids[3 * some : 4 * some]}
         does |= {
             id_: {"run_ms": rng.randrange(lease_ms // 2, 2 * lease_ms)}
             for id_ in rng.sample(ids[4 * some :], max(1, some // 10))
