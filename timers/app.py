@@ -115,7 +115,7 @@ async def _reached(url: str, settings: Settings, stopping: Stopping) -> Store | 
                 return await open_redis(url, settings, joins="worker" in settings.roles)
             except ConfigurationError as error:
                 waited = time.monotonic() - began
-                if not isinstance(error.__cause__, Unavailable):
+                if not isinstance(error.__cause__, Unavailable | LedgerUnavailable):
                     raise
                 if waited >= settings.start_timeout_ms / 1000:
                     tried = f"; tried for {waited:.0f} s (TIMERS_START_TIMEOUT)" if waiting else ""

@@ -212,7 +212,7 @@ class Metrics(Observer, Collector):
         single: dict[str, float] = {
             "timers_redis_up": figures is not None,
             "timers_data_losses": losses,
-            "timers_ready": figures is not None if health is None else health.ready,
+            "timers_ready": figures is not None or bool(ledger_up) if health is None else health.ready,
         }
         if health is not None:
             single |= {

@@ -174,3 +174,21 @@ async def test_another_pod_goes_on_where_a_killed_one_was(fleet: Fleet, database
     await fleet.client.create("note", "b", delay="24h")
     await fleet.pod(Calls(), name="b", ledger=database)
     await agreed(database, fleet.store)
+
+
+async def test_the_next_pod_copies_what_a_dead_one_leaves_before_its_death_is_known(
+    sharded: Fleet, database: Database
+) -> None:
+    # With such beats nobody notices a death.
+    pods = [await sharded.pod(Calls(), name=name, ledger=database, beat_ms=600_000) for name in ("a", "b")]
+    for pod in pods:
+        await pod.worker.peers.beat()
+    await sharded.client.create("note", "before", delay="24h")
+    await agreed(database, sharded.store)
+    await changes_left(sharded)
+    await pods[0].freeze()
+    for number in range(3 * sharded.store.shards):
+        await sharded.client.create("note", str(number), delay="24h")
+    assert len(await agreed(database, sharded.store)) == 3 * sharded.store.shards + 1
+    await changes_left(sharded)
+    await sharded.kill(pods[0])

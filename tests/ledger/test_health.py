@@ -10,6 +10,8 @@ from sqlalchemy import text
 from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.engine.fleet import Fleet
+from tests.engine.own import OwnServer
+from tests.ledger.copies import in_ledger
 from tests.ledger.hurry import hurried
 from tests.waiting import eventually
 from timers.ledger import database as database_module
@@ -92,6 +94,26 @@ async def test_a_pod_without_a_worker_tells_whether_it_can_use_the_ledger(
             return not await warnings(api) and await told(api) == {"timers_ledger_up": 1}
 
         await eventually(well, "it is well again")
+
+
+async def test_a_pod_without_a_worker_takes_creates_and_stays_ready_while_redis_is_away(
+    own: OwnServer, database: Database, ledger_url: str
+) -> None:
+    async with running_api(own.url, [done], ledger=ledger_url) as api:
+        timer = {"prefix": "test", "id": "a", "delay": "1h"}
+        assert (await api.call("POST", "/v1/timers", timer)).status == 201
+        own.down()
+        reply = await api.call("GET", "/readyz")
+        assert (reply.status, reply.body["problems"]) == (200, [])
+        assert reply.body["warnings"][0].endswith("; only new timers are taken, for the ledger")
+        assert "timers_ready 1.0" in await api.text("/metrics")
+        made = await api.call("POST", "/v1/timers", {**timer, "id": "b"})
+        assert (made.status, made.body["armed"]) == (202, False)
+        with away(api.client.ledger):
+            assert (await api.call("GET", "/readyz")).status == 503
+            assert "timers_ready 0.0" in await api.text("/metrics")
+        await own.up()
+    assert set(await in_ledger(database)) == {"test:a", "test:b"}
 
 
 async def test_without_a_ledger_nothing_is_told_of_it(fleet: Fleet) -> None:

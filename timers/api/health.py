@@ -62,11 +62,14 @@ class HealthRoutes:
 
     @call("getReadiness")
     async def readyz(self, request: web.Request) -> web.Response:
-        """Answers 200 if Redis and every part work, else 503 with the reasons. Anonymous callers see no names."""
+        """Answers 200 if Redis and every part work, else 503 with the reasons; a pod without a worker also while only
+        its ledger works. Anonymous callers see no names."""
         (trouble, is_full, unserved), _ = await asyncio.gather(self._seen.get(), self._hear_of_ledger())
         visible = visible_to(request)
-        state: dict[str, Any] = {"redis": trouble or ("full" if is_full else "ok")}
-        problems, waits, health = [trouble] if trouble else [], list[str](), None
+        takes_creates = self._takes_creates()
+        reached = "full" if is_full else "ok"
+        state: dict[str, Any] = {"redis": ("away" if takes_creates else trouble) if trouble else reached}
+        problems, waits, health = [trouble] if trouble and not takes_creates else [], list[str](), None
         if self._worker is not None:
             health = self._worker.health()
             services, waits = health.services, [*health.warnings]
@@ -80,6 +83,8 @@ class HealthRoutes:
                 "queues_waiting": health.queues_waiting,
             }
         problems = list(dict.fromkeys([*problems, *(["draining"] if self._draining else [])]))
+        if trouble and takes_creates:
+            waits.append(f"{trouble}; only new timers are taken, for the ledger")
         behind = self._ledger_warnings(health, anonymous=visible is not None)
         warnings = [*is_full, *unacknowledged(self._store), *unserved.warnings(visible), *waits, *behind]
         state = {"ready": not problems, **state, "warnings": warnings, "problems": problems}
@@ -92,6 +97,10 @@ class HealthRoutes:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._answer_seconds):
                 await self._asked.get()
+
+    def _takes_creates(self) -> bool:
+        """Whether the ledger takes new timers while Redis is away. A pod that also works has to be unready then."""
+        return self._worker is None and self._ledger is not None and self._ledger.trouble is None
 
     async def _ask_ledger(self) -> bool:
         if self._ledger is not None:

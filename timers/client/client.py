@@ -21,7 +21,7 @@ from timers.client.fleet import (
     read_stats,
 )
 from timers.client.group_commit import ArmAll, GroupCommit
-from timers.client.opening import open_ledger
+from timers.client.opening import open_ledger, recall_shards
 from timers.client.planning import (
     Armed,
     Results,
@@ -486,6 +486,8 @@ class TimerClient(Timers):
             except Unavailable:
                 if self._ledger is None or not store.identity.epoch:  # the ledger takes new timers meanwhile
                     raise
+        if self._database is not None and not store.identity.epoch:
+            await recall_shards(store, self._database)
         return store
 
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from timers.errors import ConfigurationError, FieldError
+from timers.errors import ConfigurationError, FieldError, LedgerUnavailable
 from timers.setting_values import redacted
 from timers.settings import Settings
 from timers.store.connect import Connections, connect
@@ -33,6 +33,7 @@ async def open_redis(url: str, settings: Settings, *, joins: bool = False) -> St
     try:
         store = await open_store(connections, shards=settings.shards)
         store.identity.newest = settings.format or READS
+        await _recall_shards(store, settings, joins=joins)
         if joins:
             await store.identity.join()
     except BaseException as error:
@@ -41,6 +42,31 @@ async def open_redis(url: str, settings: Settings, *, joins: bool = False) -> St
             raise
         raise ConfigurationError(f"TIMERS_REDIS_URL: {redacted(url)} cannot be used: {error}") from error
     return store
+
+
+async def _recall_shards(store: Store, settings: Settings, *, joins: bool) -> None:
+    """Have an empty db get the number of shards that it had before it was lost. Only who `joins` insists on knowing
+    that. Raises ConfigurationError."""
+    ledger = open_ledger(settings.ledger)
+    if ledger is None or store.identity.epoch or settings.shards is not None:
+        return
+    try:
+        if joins:
+            await ledger.check()
+        await recall_shards(store, ledger)
+    except LedgerUnavailable as error:
+        if joins:
+            raise ConfigurationError(f"TIMERS_LEDGER_URL: {error}") from error
+    finally:
+        await ledger.close()
+
+
+async def recall_shards(store: Store, ledger: "Database") -> None:
+    """Have an empty db get the number of shards that the ledger knows. Raises LedgerUnavailable."""
+    from timers.ledger.holding import last_shards  # noqa: PLC0415 (what it needs is an extra)
+
+    if not store.identity.epoch and (known := await ledger.do(last_shards, writes=False)) is not None:
+        store.identity.expect(known)
 
 
 def open_ledger(url: str | None) -> "Database | None":

@@ -20,7 +20,7 @@ StatusName = Annotated[str, WithJsonSchema(shapes.STATUS)]
 Delivery = Annotated[str, WithJsonSchema(named("Delivery", {"type": "string", "enum": ["ok", "late", "deaf"]}))]
 """Whether notifications arrive: in time, late, or not at all."""
 
-RedisState = Annotated[str, WithJsonSchema(named("RedisState", {"type": "string", "enum": ["ok", "full"]}))]
+RedisState = Annotated[str, WithJsonSchema(named("RedisState", {"type": "string", "enum": ["ok", "full", "away"]}))]
 Prefix = Annotated[str, WithJsonSchema(shapes.PREFIX)]
 Id = Annotated[str, WithJsonSchema(shapes.ID)]
 PodName = Annotated[str, Field(examples=["worker-1"])]

@@ -41,6 +41,7 @@ from timers.store.following import (
     server_of,
     stages,
 )
+from timers.store.neglect import Neglect
 from timers.store.restoring import restore
 from timers.store.store import Store
 
@@ -85,6 +86,7 @@ class Following:
         """Whether the ledger was away at the last look."""
         self._servers: set[str] = set()
         """The Redis servers that this pod has met at its URL, one after the other."""
+        self._neglect = Neglect(pod.store)
         self._facts: Facts | None = None
         self._facts_at = 0.0
 
@@ -152,14 +154,19 @@ class Following:
             self._facts_at = time.monotonic() + FACTS_SECONDS
 
     async def _help(self, others: Sequence[int]) -> int:
-        """Restore shards that other pods lead, if they were lost: their pods may be lost too, which is known only
-        seconds later. A server loses all shards at once, so one tells. Returns how many there were."""
+        """Restore shards that other pods lead, if they were lost, and copy what the pods before this one leave alone:
+        they may be dead, which is known only seconds later. A server loses all shards at once, so one tells. Returns
+        how many there were."""
+        left_alone = await self._neglect.left_alone([shard for shard in others if self._peers.rank(shard) == 1])
+        for shard in left_alone:
+            await self._follow(shard)
+            await self._read(shard, 0)  # takes away what was copied
         if not others or (await stages(self._store, others[:1]))[others[0]].is_whole:
-            return 0
+            return len(left_alone)
         lost = [shard for shard, stage in (await stages(self._store, others)).items() if not stage.is_whole]
         for shard in lost:
             await self._follow(shard)
-        return len(lost)
+        return len(lost) + len(left_alone)
 
     async def _arm_pending(self, led: Sequence[int]) -> None:
         """Arm timers that callers armed while Redis was away."""

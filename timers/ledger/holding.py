@@ -29,6 +29,11 @@ class Holder(NamedTuple):
         )
 
 
+async def last_shards(connection: AsyncConnection) -> int | None:
+    """The number of shards of the db that has used the ledger last; None if none has."""
+    return (await connection.execute(sa.select(epochs.c.shards).order_by(epochs.c.seen.desc()).limit(1))).scalar()
+
+
 async def hold(
     connection: AsyncConnection, epoch: str, server: str, shards: int, known: Collection[str]
 ) -> Holder | None:

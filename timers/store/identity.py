@@ -109,8 +109,9 @@ class DbIdentity:
     what was asked for, or the `default`. `pinned` is the number that this process insists on; None accepts any."""
 
     def __init__(self, redis: Redis, wake: str, clock: ServerClock, shards: int | None, *, default: int) -> None:
-        self._redis, self._wake, self._clock, self._default = redis, wake, clock, default
+        self._redis, self._wake, self._clock = redis, wake, clock
         self.pinned = shards
+        self.default = default
         self.shards = shards or default
         self.epoch = ""
         self.form = self._before = 1
@@ -143,6 +144,11 @@ class DbIdentity:
         refused by the scripts that make timers, and looks at the db again."""
         return self.epoch if self.form == 1 else f"{self.epoch} {self.form}"
 
+    def expect(self, shards: int) -> None:
+        """If the db has no number of shards and none is asked for, it is to get this one."""
+        if not self.epoch and self.pinned is None:
+            self.default = self.shards = shards
+
     async def refresh(self) -> None:
         """Read the db's identity, if it has one, and its losses. Changes nothing in the db. An epoch other than the one
         under which timers were armed is left to `check`. Raises ConfigurationError if the db cannot be used: it has
@@ -161,7 +167,7 @@ class DbIdentity:
         if self.pinned is not None and (there := await self._change("look")) and there.shards != self.pinned:
             await self._refuse_beside_pods(there.shards)
         wanted = "" if self.pinned is None else str(self.pinned)
-        self._take(await self._change("make", str(self.newest), wanted, str(self._default), _fresh()))
+        self._take(await self._change("make", str(self.newest), wanted, str(self.default), _fresh()))
 
     async def _refuse_beside_pods(self, there: int) -> None:
         """Live pods would have to stop if the db got another number of shards. Raises ConfigurationError."""
