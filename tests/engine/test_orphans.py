@@ -37,8 +37,8 @@ def test_each_run_is_made_twice_after_an_outage_longer_than_the_lease() -> None:
     later = Later()
     intake = Intake(later)
     intake.mark_orphan(0, ("note", "before"))
-    intake.hold_orphans()
-    intake.hold_orphans()
+    intake.hold_orphans([0])
+    intake.hold_orphans([0])
     intake.mark_orphan(0, RUN)
     later.pass_one()
     assert intake.take_orphans(100) == {}
@@ -49,7 +49,7 @@ def test_each_run_is_made_twice_after_an_outage_longer_than_the_lease() -> None:
 async def test_the_claimer_spun_while_orphans_were_held() -> None:
     intake = Intake(Later())
     intake.mark_orphan(0, RUN)
-    intake.hold_orphans()
+    intake.hold_orphans([0])
     intake.mark_orphan(0, RUN)
     assert intake.is_empty
 

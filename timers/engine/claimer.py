@@ -9,12 +9,14 @@ from itertools import chain, repeat
 from typing import Final
 
 from timers.core.limits import Limits
+from timers.engine.away import AGAIN_SECONDS
 from timers.engine.intake import BACKLOG, CLAIM_BATCH, HOLD_SECONDS, Intake, QueueClaim
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import named
 from timers.errors import Unavailable
 from timers.logs import get_logger
+from timers.store import keys
 from timers.store.cooperative import side_by_side
 from timers.store.permits import Permit, Reservation
 from timers.store.store import Claimed, Identity
@@ -86,12 +88,21 @@ class Claimer:
         self._asked += asked
         try:
             for shard, identities in orphans.items():
-                await self._rescue(shard, identities)
+                with self._pod.away.apart(shard):
+                    await self._rescue(shard, identities)
             for asks in wanted:
-                await self._claim(asks, limited=limited)
+                await self._claim_or_mark(asks, limited=limited)
         finally:
             self._asked -= asked
             self._runner.room_changed()
+
+    async def _claim_or_mark(self, asks: Sequence[QueueClaim], *, limited: bool) -> None:
+        """Claim. If the node of the shard is away, its queues stay marked, and wait for no others."""
+        with self._pod.away.apart(asks[0].shard):
+            await self._claim(asks, limited=limited)
+            return
+        for ask in asks:
+            self._intake.mark_after(ask.shard, ask.prefix, AGAIN_SECONDS, ask.cause)
 
     async def _claim(self, asks: Sequence[QueueClaim], *, limited: bool) -> None:
         """Claim from all queues in one call; if they have limits over the fleet, reserve the starts before."""
@@ -233,13 +244,18 @@ class Claimer:
 
     async def _reserve(self, wanted: Mapping[str, tuple[Limits, int]]) -> dict[str, Reservation]:
         """For a while after Redis was down, reserve nothing: live pods must keep the permits of their runs first."""
-        hold_ms = round(HOLD_SECONDS * 1000) if self._intake.holds else 0
-        asked = {} if hold_ms else {prefix: (limits, most) for prefix, (limits, most) in wanted.items() if most}
+        held = set(filter(self._is_held, wanted if self._intake.held else ()))
+        hold_ms = round(HOLD_SECONDS * 1000)
+        asked = {prefix: ask for prefix, ask in wanted.items() if ask[1] and prefix not in held}
         reserved = await self._pod.permits.reserve(asked, pod=self._pod.name, lease_ms=self._pod.lease_ms)
         return {
-            prefix: reserved.get(prefix) or Reservation(prefix, limits, 0, hold_ms if most else 0, ())
+            prefix: reserved.get(prefix)
+            or Reservation(prefix, limits, 0, hold_ms if most and prefix in held else 0, ())
             for prefix, (limits, most) in wanted.items()
         }
+
+    def _is_held(self, prefix: str) -> bool:
+        return not self._intake.held.isdisjoint(self._pod.away.beside(keys.limits_root(prefix)))
 
     def _named(self, prefixes: Iterable[str]) -> dict[str, str]:
         """The processor for each queue, by the prefix it was declared with."""

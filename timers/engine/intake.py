@@ -5,7 +5,8 @@ A mark costs O(1) however many events there are, so a burst of 100,000 events ma
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -91,7 +92,7 @@ class Intake:
         self._call_later, self._is_limited = later, limited
         self._free, self._limited = self._lanes = _Lane(CLAIM_QUEUES), _Lane(LIMITED_QUEUES)
         self._orphans: dict[Identity, int] = {}
-        self._holds = 0
+        self._holds = Counter[int]()
         self._waiting: set[tuple[int, str, str]] = set()
         self._touches = 0
 
@@ -125,15 +126,16 @@ class Intake:
     def mark_orphan(self, shard: int, identity: Identity) -> None:
         """The lease of a run has expired: rescue the run."""
         self._orphans[identity] = shard
-        if not self._holds:
+        if shard not in self._holds:
             self._free.something.set()
 
-    def hold_orphans(self) -> None:
-        """Redis was down. In an outage longer than the lease, all leases expire. Live pods must write their ends and
-        extend their leases before anybody takes their runs over; otherwise each run would start twice."""
-        self._holds += 1
+    def hold_orphans(self, shards: Sequence[int]) -> None:
+        """Redis was down, or the node of these shards. In an outage longer than the lease, all leases expire. Live
+        pods must write their ends and extend their leases before anybody takes their runs over; otherwise each run
+        would start twice."""
+        self._holds.update(shards)
         self._update_flag()
-        self._later(HOLD_SECONDS, self._release_orphans)
+        self._later(HOLD_SECONDS, partial(self._release_orphans, shards))
 
     @property
     def is_empty(self) -> bool:
@@ -146,9 +148,9 @@ class Intake:
         return len(since), time.monotonic() - min(since) if since else 0.0
 
     @property
-    def holds(self) -> bool:
-        """True for a while after Redis was down: expired leases and permits prove nothing then."""
-        return self._holds > 0
+    def held(self) -> Set[int]:
+        """The shards that were away a moment ago: expired leases and permits on their servers prove nothing then."""
+        return self._holds.keys()
 
     async def wait(self, *, limited: bool = False) -> None:
         """Wait until there is something to take from the lane of the limited queues, or of the others."""
@@ -178,7 +180,8 @@ class Intake:
     def take_orphans(self, room: int) -> dict[int, list[Identity]]:
         """Orphans to rescue by shard, at most `room`."""
         chosen: dict[int, list[Identity]] = {}
-        for identity in list(self._orphans)[: 0 if self._holds else max(room, 0)]:
+        free = [identity for identity, shard in self._orphans.items() if shard not in self._holds]
+        for identity in free[: max(room, 0)]:
             chosen.setdefault(self._orphans.pop(identity), []).append(identity)
         self._update_flag()
         return chosen
@@ -211,10 +214,14 @@ class Intake:
         self._waiting.discard((shard, prefix, cause))
         self.mark_all(shard, prefix, cause, known_at=known_at)
 
-    def _release_orphans(self) -> None:
-        self._holds -= 1
-        if self._orphans and not self._holds:
+    def _release_orphans(self, shards: Sequence[int]) -> None:
+        self._holds -= Counter(shards)
+        if self._has_orphans():
             self._free.something.set()
+
+    def _has_orphans(self) -> bool:
+        """Whether there are any that may be rescued now."""
+        return any(shard not in self._holds for shard in self._orphans.values())
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         later = self._call_later or asyncio.get_running_loop().call_later
@@ -222,8 +229,7 @@ class Intake:
 
     def _update_flag(self) -> None:
         for lane in self._lanes:
-            has_orphans = lane is self._free and self._orphans and not self._holds
-            if not (lane.new or lane.old or has_orphans):
+            if not (lane.new or lane.old or (lane is self._free and self._has_orphans())):
                 lane.something.clear()
 
 

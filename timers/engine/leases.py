@@ -7,15 +7,17 @@ import sys
 import threading
 import time
 import traceback
+from collections import defaultdict
 from functools import partial
-from itertools import groupby
 from typing import Final
 
+from timers.engine.away import AGAIN_SECONDS
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
+from timers.errors import Unavailable
 from timers.logs import get_logger
-from timers.store.cooperative import set_within
+from timers.store.cooperative import set_within, side_by_side
 
 EXTEND_BATCH: Final = 250
 BEATS_PER_LEASE: Final = 3
@@ -52,6 +54,8 @@ class Leases:
                 doubted.clear()
                 await self._beat(self._kept())
                 self._pods_loop.call_soon_threadsafe(self._runs.extended)
+                if self._pod.away.is_partial:
+                    await asyncio.sleep(AGAIN_SECONDS)
                 await set_within(doubted, self._beat_seconds)
         finally:
             await self._connection.aclose()
@@ -70,14 +74,23 @@ class Leases:
 
     async def _beat(self, runs: list[Run]) -> None:
         began = time.monotonic()
-        for shard, group in groupby(sorted(runs, key=lambda run: run.shard), key=lambda run: run.shard):
-            of_shard = list(group)
-            for start in range(0, len(of_shard), EXTEND_BATCH):
-                await self._extend(shard, of_shard[start : start + EXTEND_BATCH])
+        by_shard = defaultdict[int, list[Run]](list)
+        for run in runs:
+            by_shard[run.shard].append(run)
+        await side_by_side(self._extend_all(*of_shard) for of_shard in by_shard.items())
         # A permit ends no later than the lease, so that the pod that rescues the run finds room.
         keep_ms = self._pod.lease_ms - math.ceil((time.monotonic() - began) * 1000) - 1
         permits = (permit for run in runs if not run.ended and (permit := run.permit))
-        await self._pod.permits.keep(permits, max(keep_ms, 1), self._connection)
+        try:
+            await self._pod.permits.keep(permits, max(keep_ms, 1), self._connection)
+        except Unavailable:
+            if not self._pod.away.is_partial:
+                raise
+
+    async def _extend_all(self, shard: int, runs: list[Run]) -> None:
+        with self._pod.away.apart(shard):
+            for start in range(0, len(runs), EXTEND_BATCH):
+                await self._extend(shard, runs[start : start + EXTEND_BATCH])
 
     async def _extend(self, shard: int, runs: list[Run]) -> None:
         timers = [run.timer for run in runs]

@@ -116,7 +116,12 @@ class Peers:
         """Give one sign of life and take over what has changed."""
         me = replace(self._me, lacks=self._refusals.lacks, newer=self._refusals.newer, **self._state())
         self._log_refusals(me)
-        roster = await self._membership.beat(me)
+        try:
+            roster = await self._membership.beat(me)
+        except Unavailable:
+            if len(self._membership.store.connections.nodes) > 1:  # the registry is away, the shards may be there
+                await self.check_identity(())
+            raise
         others = [member for member in roster.workers if member.pod != self._me.pod]
         if roster.version != self._roster.version or len(others) != len(self._others):
             self._rivals.cache_clear()

@@ -11,6 +11,7 @@ from timers.core.fields import is_own
 from timers.core.hooks import Hook
 from timers.core.model import Status
 from timers.core.shapes import Durability
+from timers.engine.away import Away
 from timers.engine.spans import Spans
 from timers.logs import get_logger
 from timers.processor import Registry
@@ -178,6 +179,10 @@ class Pod:
     def lease_ms(self) -> int:
         """How long a claimed timer is its own unless it extends the lease."""
         return taken_lease_ms(self.options.lease_ms)
+
+    @cached_property
+    def away(self) -> Away:
+        return Away(self.store.connections, self.shards)
 
     @cached_property
     def permits(self) -> Permits:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from timers.core.model import Status, Timer
 from timers.core.outcome import Failed, HandBack
+from timers.engine.away import AGAIN_SECONDS
 from timers.engine.pod import Pod
 from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.processor import Processor
+from timers.store.cooperative import set_within
 from timers.store.store import Settlement
 
 if TYPE_CHECKING:
@@ -101,6 +103,7 @@ class Runs:
         self.in_doubt: Callable[[], object] = lambda: None
         self._extended = asyncio.Event()
         self._queues = defaultdict[int, deque[tuple[Run, Settlement]]](deque)
+        self._again_at: dict[int, float] = {}
         self._something, self._empty = asyncio.Event(), asyncio.Event()
         self._empty.set()
         self.waiting = 0
@@ -134,8 +137,8 @@ class Runs:
     def put(self, run: Run, settlement: Settlement) -> None:
         """Queue one end. The run keeps its lease until the end is written."""
         self._queues[run.shard].append((run, settlement))
+        self._something.set()
         if not self.waiting:
-            self._something.set()
             self._empty.clear()
         self.waiting += 1
 
@@ -148,12 +151,23 @@ class Runs:
         script answers `already` for what it has."""
         while True:
             await self._something.wait()
-            for shard, queue in list(self._queues.items()):
-                if queue:
-                    await self._write(shard, queue)
+            wrote = [await self._wrote(shard, queue) for shard, queue in list(self._queues.items()) if queue]
             if self.waiting == 0:
                 self._something.clear()
                 self._empty.set()
+            elif not any(wrote):
+                self._something.clear()
+                await set_within(self._something, AGAIN_SECONDS)
+                self._something.set()
+
+    async def _wrote(self, shard: int, queue: deque[tuple[Run, Settlement]]) -> bool:
+        """Write some ends of a shard. False if its node is away; then it has its next turn a little later."""
+        if time.monotonic() >= self._again_at.get(shard, 0.0):
+            with self._pod.away.apart(shard):
+                await self._write(shard, queue)
+                return True
+            self._again_at[shard] = time.monotonic() + AGAIN_SECONDS
+        return False
 
     async def _write(self, shard: int, queue: deque[tuple[Run, Settlement]]) -> None:
         batch = list(islice(queue, SETTLE_BATCH))

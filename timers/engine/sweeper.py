@@ -8,11 +8,13 @@ a shard) does the touching. The others poll now and then, and at once if they do
 import asyncio
 from typing import Final
 
+from timers.engine.away import AGAIN_SECONDS
 from timers.engine.canary import Canary
 from timers.engine.intake import Intake
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.errors import Unavailable
+from timers.store import keys
 from timers.store.cooperative import set_within, side_by_side
 from timers.store.store import Touched
 
@@ -77,8 +79,13 @@ class ShardSweep:
         """Poll whenever it is time, unless another pod does."""
         while True:
             await self._sleep()
-            if not self.another_pod_polls():
+            if self.another_pod_polls():
+                continue
+            with self._all.pod.away.apart(self._shard):
                 await self.poll()
+                continue
+            await asyncio.sleep(AGAIN_SECONDS)
+            self.poll_everything()
 
     async def _sleep(self) -> None:
         """Wait until it is time to poll; a nearer due time may be announced meanwhile."""
@@ -118,7 +125,7 @@ class ShardSweep:
         except BaseException as error:
             self._everything = self._everything or everything
             if isinstance(error, Unavailable):
-                self._all.intake.hold_orphans()
+                self._all.intake.hold_orphans(self._all.pod.away.beside(keys.root(self._shard)))
             raise
         self._polled_ms = touched.now_ms
         self._mark(touched, rank, everything=everything)
@@ -181,9 +188,17 @@ class Sweeper:
         ends, so a dead pod's runs are found in time however long a sweep sleeps."""
         while True:
             await asyncio.sleep(self.pod.lease_ms / 1000)
-            if await self.pod.store.has_runs(self.pod.shards):
+            if await self._anything_runs():
                 for sweep in self.sweeps.values():
                     sweep.poll_now()
+
+    async def _anything_runs(self) -> bool:
+        try:
+            return await self.pod.store.has_runs(self.pod.shards)
+        except Unavailable:
+            if self.pod.away.is_partial:
+                return True
+            raise
 
     @property
     def interval_ms(self) -> int:

@@ -70,14 +70,15 @@ class PodHealth:
     claim_wait_seconds: float = 0.0
     newer: int = 0
     ledger: LedgerHealth | None = None
+    away: Sequence[str] = ()
 
     @property
     def warnings(self) -> list[str]:
-        """A sentence if queues with due timers wait long for this pod to ask for them."""
+        """Sentences: which shards are out of reach, and if queues with due timers wait long for this pod to ask."""
         if self.claim_wait_seconds < LONG_WAIT_SECONDS:
-            return []
+            return [*self.away]
         first = f"the first for {self.claim_wait_seconds:.1f} s"
-        return [f"{self.queues_waiting} queues with due timers wait for a claim of this pod, {first}"]
+        return [*self.away, f"{self.queues_waiting} queues with due timers wait for a claim of this pod, {first}"]
 
 
 class Worker:
@@ -247,7 +248,8 @@ class Worker:
 
     def health(self) -> PodHealth:
         states = {name: state for each in self.supervisors for name, state in each.states.items()}
-        problems = [f"{name}: {state}" for name, state in states.items() if not state.startswith(_FINE)]
+        fine = (*_FINE, "restarting: Redis") if self._pod.away.is_partial else _FINE
+        problems = [f"{name}: {state}" for name, state in states.items() if not state.startswith(fine)]
         if not self._canary.subscribed:
             problems.append("no subscription to the server's notifications")
         if self._canary.delivery_failed():
@@ -271,6 +273,7 @@ class Worker:
             claim_wait_seconds=wait_seconds,
             newer=len(self._pod.store.refusals.newer),
             ledger=self._ledger_health(),
+            away=self._pod.away.warnings,
         )
 
     def _ledger_health(self) -> LedgerHealth | None:

@@ -246,7 +246,13 @@ class DbIdentity:
         epoch, acts = self.epoch, dict.fromkeys(mine, "mark") | dict.fromkeys(others, "look")
         calls = [(keys.root(shard), [str(self.checkpoints.get(shard, 0)), act]) for shard, act in acts.items()]
         try:
-            replies = await scripts.run_all(self._redis, "mark", calls, self._wake) if calls else []
+            answers = await scripts.try_all(self._redis, "mark", calls, self._wake) if calls else []
+            failed = [answer for answer in answers if isinstance(answer, BaseException)]
+            # Some shards may be on a node that is away.
+            if error := next((e for e in failed if len(failed) == len(calls) or not isinstance(e, Unavailable)), None):
+                raise error
+            replies = {s: reply[1:] for s, reply in zip(acts, answers, strict=True) if isinstance(reply, list)}
+            self.checkpoints |= {shard: int(newest) for shard, (newest, _) in replies.items() if newest}
             with scripts.reachable():
                 fields: dict[Any, Any] = await self._redis.hgetall(keys.META)
             meta = _meta([*chain(*fields.items())])
@@ -261,15 +267,16 @@ class DbIdentity:
             self._take(await self._change("mend"))
         await self._stamp()
         if epoch == self.epoch:  # an emptied db has no checkpoints either, but that is another kind of loss
-            await self._take_checkpoints({shard: reply[1:] for shard, reply in zip(acts, replies, strict=True)})
+            await self._report_lost({shard: behind for shard, (newest, behind) in replies.items() if not newest})
+        if failed:
+            raise failed[0]
 
-    async def _take_checkpoints(self, replies: Mapping[int, Sequence[bytes]]) -> None:
-        """Remember the newest checkpoints; report the shards in which the newest known one is missing."""
+    async def _report_lost(self, behind: Mapping[int, bytes]) -> None:
+        """Report the shards in which the newest known checkpoint is missing, with the one they went back to."""
         lost: list[str] = []
-        for shard, (newest, behind) in replies.items():
-            if not newest:
-                lost += (str(shard), behind.decode(), str(self.checkpoints[shard]), str(self.timers.get(shard, 0)))
-            self.checkpoints[shard] = int(newest or 0)
+        for shard, at in behind.items():
+            lost += (str(shard), at.decode(), str(self.checkpoints[shard]), str(self.timers.get(shard, 0)))
+            self.checkpoints[shard] = 0
         if lost:
             self._take(await self._change("lose", self.epoch, *lost))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from timers.core.limits import Limits
+from timers.errors import Unavailable
 from timers.store import keys
 from timers.store.connect import Scripts
 from timers.store.scripts import Argument, Call, read
@@ -83,8 +84,14 @@ class Permits:
         kept = self._kept = Future()
         kept.set_running_or_notify_cancel()  # so that nobody who waits for it can cancel it
         try:
+            trouble: Unavailable | None = None
             for call in _calls(permits, keep_ms):
-                await self._store.run_all("keep", [call], via)
+                try:
+                    await self._store.run_all("keep", [call], via)
+                except Unavailable as error:  # the others may be on another server
+                    trouble = error
+            if trouble is not None:
+                raise trouble
         finally:
             kept.set_result(None)
 

@@ -154,6 +154,15 @@ async def run_all(redis: Redis | Scripts, name: str, calls: Sequence[Call], wake
     were made, and later ones may have been."""
     if len(calls) == 1:
         return [await run(redis, name, *calls[0], wake)]
+    answers = await try_all(redis, name, calls, wake)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return answers
+
+
+async def try_all(redis: Redis | Scripts, name: str, calls: Sequence[Call], wake: str) -> list[Any]:
+    """As `run_all`, with the error of each call that failed in the place of its answer."""
     with reachable():
         if isinstance(redis, Scripts):
             asked = (redis.evalsha(digest(name), 1, root, wake, *arguments) for root, arguments in calls)
@@ -163,14 +172,13 @@ async def run_all(redis: Redis | Scripts, name: str, calls: Sequence[Call], wake
                 for root, arguments in calls:
                     pipeline.evalsha(digest(name), 1, root, wake, *arguments)
                 answers = await pipeline.execute(raise_on_error=False)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, NoScriptError):
-                raise answer
     # Repeat calls that a server without the script refused: either all, or the last ones after a flush in between, so
     # the order stays.
     for place, answer in enumerate(answers):
         if isinstance(answer, NoScriptError):
             answers[place] = await run(redis, name, *calls[place], wake)
+        elif isinstance(answer, Exception):
+            answers[place] = _meant(answer, alone=False) or answer
     return answers
 
 

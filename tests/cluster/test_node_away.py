@@ -1,0 +1,55 @@
+"""A node of a cluster that is away: what lies on the others goes on."""
+
+from collections.abc import Iterable
+from functools import partial
+
+from tests.clusters import Cluster
+from tests.engine.fleet import Calls, Fleet, Pod, until
+from timers.store import keys
+from timers.store.store import Arming
+
+NUMBER = 60
+
+
+async def test_timers_on_the_other_nodes_fire_on_while_one_is_away(cluster: Cluster) -> None:
+    """Also those with the pods' registry and the db's own key. What was due on the lost node fires once it is back."""
+    fleet = await Fleet.over(cluster.url, shards=64)
+    calls = Calls()
+    pod = await fleet.pod(calls)
+    shard_of = fleet.store.shard_of
+    for lost in {await cluster.owner(name) for name in (keys.META, keys.PODS_ROOT)}:
+        for node in cluster.nodes:
+            await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+        here = {shard for shard in range(64) if await cluster.owner(keys.root(shard)) is lost}
+        calls.timers.clear()
+        names = [f"{lost.port}-{number}" for number in range(NUMBER)]
+        there = [name for name in names if shard_of("note", name) not in here]
+        await fleet.store.arm([Arming("note", name, "+60000", {}) for name in names])
+        replica = await cluster.replica_of(lost)
+        replica.down()
+        lost.down()
+
+        for name in there:
+            await fleet.store.reschedule("note", name, due="+0")
+        await until(partial(_have_fired, calls, there), "the timers of the other nodes fire")
+        assert set(calls.ids) == set(there)
+        await until(lambda: _is_told(pod), "the pod says what is out of reach")
+        assert not [said for said in pod.worker.health().problems if "notification" not in said]
+
+        await lost.up()
+        await replica.up()
+        await cluster.heal()
+        for name in set(names) - set(there):
+            await fleet.store.reschedule("note", name, due="+0")
+        await until(partial(_have_fired, calls, names), "the others fire too")
+        assert len(calls) == NUMBER
+        await until(lambda: not pod.worker.health().warnings, "nothing is out of reach")
+    await fleet.close()
+
+
+def _have_fired(calls: Calls, names: Iterable[str]) -> bool:
+    return set(calls.ids) >= set(names)
+
+
+def _is_told(pod: Pod) -> bool:
+    return any("out of reach" in said for said in pod.worker.health().warnings)

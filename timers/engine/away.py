@@ -1,0 +1,78 @@
+"""Owns which shards a pod cannot reach while it reaches others: those of a cluster's node that is away, or that are
+being moved."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from timers.errors import Unavailable
+from timers.logs import get_logger
+from timers.store import keys
+from timers.store.connect import Connections
+
+AGAIN_SECONDS: Final = 0.5
+"""When to try again what a node that is away did not do."""
+
+_log = get_logger("timers.away")
+
+
+class Away:
+    """Where a db lies on several servers, a service goes on with the shards that it reaches."""
+
+    def __init__(self, connections: Connections, shards: Sequence[int]) -> None:
+        """`shards` are those of this pod."""
+        self._connections, self._mine = connections, shards
+        self.shards: dict[int, str] = {}
+        """Those that did not answer when last asked, and why."""
+
+    def apart(self, shard: int) -> "_Apart":
+        """Note whether a shard can be reached, and go on if it cannot. On a single server Unavailable is raised: there
+        is nothing to go on with."""
+        return _Apart(self, shard)
+
+    def note(self, shard: int, error: Unavailable | None) -> bool:
+        """Note why a shard cannot be reached, or that it can. False if the db has no other server."""
+        if error is None:
+            if self.shards:
+                self.shards.pop(shard, "")
+                if not self.shards:
+                    _log.info("all of the cluster is within reach again")
+        elif len(self._connections.nodes) == 1:
+            return False
+        else:
+            if not self.shards:
+                _log.warning("a part of the cluster is out of reach; the others go on", shard=shard, reason=str(error))
+            self.shards[shard] = str(error)
+        return True
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some shards are out of reach, but not all."""
+        return 0 < len(self.shards) < len(self._mine)
+
+    def beside(self, key: str) -> list[int]:
+        """The shards of this pod that are on the node of a key."""
+        node = self._connections.node_of(key)
+        return [shard for shard in self._mine if self._connections.node_of(keys.root(shard)) is node]
+
+    @property
+    def warnings(self) -> list[str]:
+        """A sentence while shards are out of reach."""
+        if not self.shards:
+            return []
+        first, reason = next(iter(self.shards.items()))
+        return [f"{len(self.shards)} shards are out of reach, such as {first}, and their timers wait: {reason}"]
+
+
+class _Apart:
+    __slots__ = ("_away", "_shard")
+
+    def __init__(self, away: Away, shard: int) -> None:
+        self._away, self._shard = away, shard
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if error is None or isinstance(error, Unavailable):
+            return self._away.note(self._shard, error) and error is not None
+        return False
