@@ -23,13 +23,15 @@ class AdapterFailed(Exception):
 
 
 class Crew:
-    """The programs of one peer, on one server. `kept`: what has ended is kept as the peer does by default."""
+    """The programs of one peer, on one server. `kept`: what has ended is kept as the peer does by default. `sure`: jobs
+    are to survive their workers. `runs` is the file in which `slow` jobs write their begins and ends."""
 
-    def __init__(self, peer: Peer, url: str, folder: Path, *, kept: bool) -> None:
+    def __init__(self, peer: Peer, url: str, folder: Path, *, kept: bool, sure: bool = False) -> None:
         self._peer, self._log, self._starts = peer, folder / "log", folder / "starts"
         self._count = folder / "count"
-        files = {"PEER_STARTS": str(self._starts), "PEER_COUNT": str(self._count)}
-        settings = {"PEER_URL": url, "PEER_KEEP": "1" if kept else "0", **files}
+        self.runs = folder / "runs"
+        files = {"PEER_STARTS": str(self._starts), "PEER_COUNT": str(self._count), "PEER_RUNS": str(self.runs)}
+        settings = {"PEER_URL": url, "PEER_KEEP": str(int(kept)), "PEER_SURE": str(int(sure)), **files}
         self._environment: Mapping[str, str] = {**environment(peer), **settings, **peer.settings}
 
     async def arm(self, order: Order) -> float:
@@ -56,13 +58,13 @@ class Crew:
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         """Its workers run while the block lasts. Raises AdapterFailed if one ended by itself."""
-        processes = [await self._start() for _ in range(self._peer.workers)]
+        processes = [await self.start() for _ in range(self._peer.workers)]
         try:
             yield
             if any(process.returncode is not None for process in processes):
                 raise AdapterFailed(self._last_words())
         finally:
-            await asyncio.gather(*map(_end, processes))
+            await asyncio.gather(*map(end, processes))
 
     def late_ms(self) -> list[float]:
         """How late each `timed` job started so far."""
@@ -77,7 +79,8 @@ class Crew:
         if self._starts.exists():
             os.truncate(self._starts, 0)
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def start(self) -> asyncio.subprocess.Process:
+        """One more worker, in a process group of its own."""
         with self._log.open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 *command(self._peer, "work"),
@@ -94,7 +97,7 @@ class Crew:
         return lines[-1][:160]
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def end(process: asyncio.subprocess.Process) -> None:
     """Ends a worker with all processes that it started."""
     if process.stdin is not None:
         process.stdin.close()

@@ -7,6 +7,7 @@ import pytest
 
 from tests.bench.peers.adapters.orders import Order
 from tests.bench.peers.catalogue import MEASURES, OURS, PEERS, chosen
+from tests.bench.peers.faults import Verdict
 from tests.bench.peers.figures import Figure, Round, combined, drained_per_s, ratios, table
 
 PAIR = [PEERS[OURS], PEERS["bullmq"]]
@@ -73,3 +74,16 @@ def test_ours_is_measured_beside_whatever_is_chosen() -> None:
     assert "arq" not in names
     with pytest.raises(ValueError, match=r"'bull' is not a peer; there are: ours,.*bullmq"):
         chosen(["bull"])
+
+
+def test_of_jobs_under_a_fault_the_lost_the_early_and_those_with_two_effects_are_counted() -> None:
+    lines = [
+        *("begun fine 1000.0 1010", "ended fine 1000.0 1310"),
+        *("begun early 1000.0 999", "ended early 1000.0 1299"),
+        *("begun again 1000.0 1020", "begun again 1000.0 9000", "ended again 1000.0 9300"),
+        *("begun twice 1000.0 1030", "ended twice 1000.0 1330", "begun twice 1000.0 5000", "ended twice 1000.0 5300"),
+        "begun lost 1000.0 1040",
+    ]
+    found = Verdict.of(lines, 6)
+    assert (found.lost, found.early, found.twice) == (2, 1, 1)
+    assert (found.late_p50_ms, found.worst_ms) == (20.0, 8000.0)

@@ -11,9 +11,9 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.jobstores.redis import RedisJobStore
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from tests.bench.peers.adapters.orders import URL, Job, Order, one_by_one, record, run, tick
+from tests.bench.peers.adapters.orders import URL, Job, Order, one_by_one, record, run, slow_in_thread, tick
 
-JOBS = {"noop": f"{__package__}.apscheduler:noop", "timed": f"{__package__}.apscheduler:timed"}
+JOBS = {name: f"{__package__}.apscheduler:{name}" for name in ("noop", "timed", "slow")}
 
 
 def noop() -> None:
@@ -24,6 +24,11 @@ def noop() -> None:
 def timed(due_ms: float) -> None:
     """Write how late it is."""
     record(due_ms)
+
+
+def slow(job_id: str, due_ms: float) -> None:
+    """Take time."""
+    slow_in_thread(job_id, due_ms)
 
 
 def _scheduler() -> BackgroundScheduler:

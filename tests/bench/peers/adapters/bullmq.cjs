@@ -1,6 +1,7 @@
 // BullMQ. https://docs.bullmq.io/guide/workers/concurrency: many jobs at once where they wait for others;
 // https://docs.bullmq.io/guide/queues/adding-bulks: `addBulk`; https://docs.bullmq.io/guide/workers/auto-removal-of-jobs: what
 // is kept is said to the worker, not with each job, so that the options of a job fit into 64 bytes and its hash stays small.
+// A job whose worker has died is stalled, and taken again after `lockDuration` and `stalledInterval`, by default 30 s each.
 // It takes and answers what orders.py says.
 "use strict";
 const fs = require("node:fs");
@@ -8,6 +9,7 @@ const { Queue, Worker } = require("bullmq");
 
 const CONCURRENCY = 200;
 const CHUNK = 1000;
+const SLOW_MS = 300;
 const { hostname: host, port } = new URL(process.env.PEER_URL);
 const connection = { host, port: Number(port), maxRetriesPerRequest: null };
 const kept = process.env.PEER_KEEP === "1" ? {} : { removeOnComplete: { count: 0 }, removeOnFail: { count: 0 } };
@@ -16,7 +18,7 @@ function* jobs(order) {
   for (let i = 0; i < order.count; i++) {
     const due = order.first_ms + Math.floor(Math.random() * order.over_ms);
     const jobId = order.tag + String(i).padStart(22 - order.tag.length, "0");
-    yield { jobId, due, data: order.job === "timed" ? { due } : {} };
+    yield { jobId, due, data: order.job === "noop" ? {} : { due } };
   }
 }
 
@@ -46,8 +48,16 @@ function work() {
   const counter = fs.openSync(process.env.PEER_COUNT, "w", 0o600);
   let ticks = 0n;
   let written = 0n;
+  const runs = fs.openSync(process.env.PEER_RUNS, "a", 0o600);
+  const now = () => performance.timeOrigin + performance.now();
+  const slow = async (job) => {
+    fs.writeSync(runs, `begun ${job.id} ${job.data.due} ${now()}\n`);
+    await new Promise((done) => setTimeout(done, SLOW_MS));
+    fs.writeSync(runs, `ended ${job.id} ${job.data.due} ${now()}\n`);
+  };
   const process_ = async (job) => {
     if (job.name === "noop") ticks += 1n;
+    else if (job.name === "slow") await slow(job);
     else fs.writeSync(starts, `${performance.timeOrigin + performance.now() - job.data.due}\n`);
   };
   setInterval(() => {

@@ -1,5 +1,5 @@
 """docket. https://chrisguidry.github.io/docket/production: a concurrency of 50, a check each 100 ms;
-`add_many` for batches."""
+`add_many` for batches; a job whose worker has died is delivered again after `redelivery_timeout`, here 10 s."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,6 +18,7 @@ from tests.bench.peers.adapters.orders import (
     one_by_one_awaited,
     record,
     run,
+    slow,
     tick,
 )
 
@@ -40,6 +41,7 @@ async def _docket() -> AsyncIterator[Docket]:
     async with Docket(name="bench", url=URL, **KEPT) as docket:
         docket.register(noop)
         docket.register(timed)
+        docket.register(slow)
         yield docket
 
 
@@ -63,7 +65,12 @@ async def _work() -> None:
     checked = timedelta(milliseconds=100)
     async with (
         _docket() as docket,
-        Worker(docket, concurrency=CONCURRENCY, minimum_check_interval=checked) as worker,
+        Worker(
+            docket,
+            concurrency=CONCURRENCY,
+            minimum_check_interval=checked,
+            redelivery_timeout=timedelta(seconds=10),
+        ) as worker,
     ):
         await worker.run_forever()
 

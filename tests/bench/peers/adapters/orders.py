@@ -27,6 +27,12 @@ URL: Final = os.environ.get("PEER_URL", "redis://127.0.0.1:6379/0")
 KEEP: Final = os.environ.get("PEER_KEEP") == "1"
 """Whether what has ended is kept as long as the peer keeps it by default, or not at all."""
 
+SURE: Final = os.environ.get("PEER_SURE") == "1"
+"""Whether a job is to survive its worker, as far as the peer's documents say how, though that may make it slower."""
+
+SLOW_S: Final = 0.3
+"""How long a `slow` job takes."""
+
 CHUNK: Final = 1000
 
 
@@ -36,7 +42,7 @@ class Job:
 
     id: str
     due_ms: float
-    args: tuple[float, ...]
+    args: tuple[float | str, ...]
 
     @property
     def due(self) -> datetime:
@@ -46,11 +52,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """So many jobs, due at random over a span. `timed` writes how late it starts, `noop` counts. The first `warm_up`, a
-    multiple of CHUNK, are not in the time."""
+    """So many jobs, due at random over a span. `timed` writes how late it starts, `slow` its begin and end, `noop`
+    counts. The first `warm_up`, a multiple of CHUNK, are not in the time."""
 
     way: Literal["bulk", "single"]
-    job: Literal["noop", "timed"]
+    job: Literal["noop", "timed", "slow"]
     tag: str
     count: int
     first_ms: float
@@ -62,7 +68,9 @@ class Order:
         rng = Random(self.tag)
         for i in range(self.count):
             due_ms = self.first_ms + int(rng.random() * self.over_ms)
-            yield Job(f"{self.tag}{i:0{22 - len(self.tag)}}", due_ms, (due_ms,) if self.job == "timed" else ())
+            job_id = f"{self.tag}{i:0{22 - len(self.tag)}}"
+            args: dict[str, tuple[float | str, ...]] = {"timed": (due_ms,), "slow": (job_id, due_ms)}
+            yield Job(job_id, due_ms, args.get(self.job, ()))
 
     def chunks(self) -> Iterator[list[Job]]:
         """The jobs in lists of a thousand."""
@@ -74,6 +82,30 @@ class Order:
 def record(due_ms: float) -> None:
     """What a `timed` job does: write how late it starts as one line to the file of starts."""
     os.write(_starts(), f"{time.time() * 1000 - due_ms:.3f}\n".encode())
+
+
+async def slow(job_id: str, due_ms: float) -> None:
+    """What a `slow` job does: write its begin and its end as lines to the file of runs, and take time in between."""
+    begun(job_id, due_ms)
+    await asyncio.sleep(SLOW_S)
+    ended(job_id, due_ms)
+
+
+def slow_in_thread(job_id: str, due_ms: float) -> None:
+    """The same as a plain function."""
+    begun(job_id, due_ms)
+    time.sleep(SLOW_S)
+    ended(job_id, due_ms)
+
+
+def begun(job_id: str, due_ms: float) -> None:
+    """A `slow` job begins."""
+    os.write(_runs(), f"begun {job_id} {due_ms} {time.time() * 1000:.3f}\n".encode())
+
+
+def ended(job_id: str, due_ms: float) -> None:
+    """A `slow` job has had its effect."""
+    os.write(_runs(), f"ended {job_id} {due_ms} {time.time() * 1000:.3f}\n".encode())
 
 
 def tick() -> None:
@@ -91,6 +123,11 @@ _ticking = threading.Lock()
 @cache
 def _starts() -> int:
     return os.open(os.environ["PEER_STARTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+
+@cache
+def _runs() -> int:
+    return os.open(os.environ["PEER_RUNS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
 @cache

@@ -6,7 +6,8 @@ from typing import Final
 
 import uvloop
 
-from tests.bench.peers.adapters.orders import CHUNK, KEEP, URL, Job, Order, one_by_one_awaited, record, run, tick
+from tests.bench.peers.adapters import orders
+from tests.bench.peers.adapters.orders import CHUNK, KEEP, SURE, URL, Job, Order, one_by_one_awaited, record, run, tick
 from tests.bench.pod import RETENTION_MS, serve
 from tests.members import declare
 from timers import Context, NewTimer, Timer, processor
@@ -17,7 +18,7 @@ from timers.processor import Registry
 from timers.store.connect import connect
 
 SHARDS: Final = int(os.environ.get("PEER_SHARDS", "1"))
-LEASE_MS: Final = 30_000
+LEASE_MS: Final = 10_000 if SURE else 30_000
 
 
 @processor("bench-noop")
@@ -32,11 +33,17 @@ async def timed(timer: Timer, context: Context) -> None:
     record(timer.due_ms)
 
 
+@processor("bench-slow")
+async def slow(timer: Timer, context: Context) -> None:
+    """Take time."""
+    await orders.slow(timer.id, timer.due_ms)
+
+
 async def arm(order: Order) -> float:
     """Arm what is ordered, as docs/reference.md says of many timers."""
     collect_garbage_rarely()
     store = await open_store(connect(URL), shards=SHARDS)
-    await declare(store, "bench-noop", "bench-timed")
+    await declare(store, "bench-noop", "bench-timed", "bench-slow")
     prefix = f"bench-{order.job}"
     async with client_over(store) as client:
 
@@ -58,7 +65,7 @@ def work() -> None:
     configure("json", "warning")
     collect_garbage_rarely()
     retention_ms = RETENTION_MS if KEEP else 0
-    asyncio.run(serve(URL, f"pod-{os.getpid()}", Registry([noop, timed]), LEASE_MS, retention_ms, shards=SHARDS))
+    asyncio.run(serve(URL, f"pod-{os.getpid()}", Registry([noop, timed, slow]), LEASE_MS, retention_ms, shards=SHARDS))
 
 
 if __name__ == "__main__":
