@@ -263,6 +263,25 @@ class NewerFormat(
         super().__init__(text, nothing_done=True)
 
 
+class Moving(
+    Unavailable,
+    title="The service is being moved, or has moved",
+    detail="the service is being moved to redis://redis-2:6379/5; repeat the call in a while",
+):
+    """The timers are being moved to another place, or have moved there, so nothing was done."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, nothing_done=True)
+
+    @classmethod
+    def of(cls, phase: str, place: str) -> "Moving":
+        """What a db in this phase of a move says; `place` is where the other db is."""
+        if phase == "moved":
+            return cls(f"the service has moved to {place}; connect there")
+        way = "here from" if phase == "arriving" else "to"
+        return cls(f"the service is being moved {way} {place}; repeat the call in a while")
+
+
 class LedgerUnavailable(
     TimersError,
     status=503,

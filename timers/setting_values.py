@@ -248,6 +248,13 @@ def places(text: str) -> Sequence[str]:
     return found
 
 
+def without_account(url: str) -> str:
+    """Where a URL leads, without user and password, as others may be told."""
+    place = re.sub(r"//[^?#]*@", "//", url)
+    place = re.sub(r"(?i)([?&])(?:user[^&=]*|[^&=]*pass[^&=]*)=[^&]*(&?)", lambda m: m[1] if m[2] else "", place)
+    return re.sub(r"\s", "%20", place)
+
+
 def redacted(url: str) -> str:
     """The URL with `***` in place of passwords, before the host and in the query."""
     shown_account = re.sub(r"//([^/?#@:]*):.*@", r"//\1:***@", url)

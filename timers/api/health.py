@@ -70,6 +70,9 @@ class HealthRoutes:
         reached = "full" if is_full else "ok"
         state: dict[str, Any] = {"redis": ("away" if takes_creates else trouble) if trouble else reached}
         problems, waits, health = [trouble] if trouble and not takes_creates else [], list[str](), None
+        if (moving := self._store.identity.moving) is not None:
+            said = str(moving.error)
+            problems.append(said.partition(f" {moving.place}")[0] if visible is not None else said)
         if self._worker is not None:
             health = self._worker.health()
             services, waits = health.services, [*health.warnings]

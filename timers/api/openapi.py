@@ -32,6 +32,7 @@ _WITH_RIGHT: Final = (
     "rate-limited",
     "invalid-input",
     "redis-rights",
+    "moving",
     "newer-format",
     "redis-unavailable",
     "ledger-unavailable",

@@ -18,9 +18,6 @@ from timers.store.store import Identity, Store
 SCAN_COUNT: Final = 1000
 """Keys that one SCAN call examines: about a millisecond of the server's time."""
 
-SCAN_MATCH: Final = "*[^}]:[^{]*"
-"""Names with a colon not next to a brace: bare keys and hardly any trigger keys, so that the server sends few names."""
-
 PAGE_SIZE: Final = 500
 
 GONE, NO_TTL = -2, -1
@@ -68,7 +65,7 @@ class BareKeys:
         """The next keys of the form `<prefix>:<id>`; none if the Redis user may not SCAN."""
         with scripts.reachable():
             try:
-                cursor, names = await self._redis.scan(cursor, match=SCAN_MATCH, count=SCAN_COUNT)
+                cursor, names = await self._redis.scan(cursor, match=keys.BARE_MATCH, count=SCAN_COUNT)
             except NoPermissionError as error:
                 if not self._denied:
                     _log.warning("bare keys are not adopted; only their events fire them", reason=str(error))

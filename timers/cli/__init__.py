@@ -58,6 +58,9 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "export": "Write all timers to stdout, one JSON object per line, with declarations, pauses and keys.",
         "import": "Put the timers of an export into this db.",
     },
+    "moving": {
+        "copy": "Move the service to another server, to a cluster, or to another number of shards.",
+    },
     "benching": {"bench": "Measure this server: round trips, arming, lateness, a burst."},
 }
 """By module: the commands in its `app`, each with the first sentence of its help."""

@@ -480,6 +480,8 @@ class TimerClient(Timers):
                 self._connections, self._edit_lock_ms = connect(url), settings.edit_lock_ms
                 self._database, self._durability = open_ledger(settings.ledger), settings.durability or "ledger"
         store = self._store or self._use(Store(self._connections))
+        if store.identity.moving is not None:
+            await self._check_place(store)
         if not store.identity.armed:
             try:
                 await store.identity.refresh()
@@ -489,6 +491,13 @@ class TimerClient(Timers):
         if self._database is not None and not store.identity.epoch:
             await recall_shards(store, self._database)
         return store
+
+    @staticmethod
+    async def _check_place(store: Store) -> None:
+        """Raise Moving if the service has left: what this db has is of the past. Until then it can be read."""
+        await store.identity.refresh()
+        if (moving := store.identity.moving) is not None and moving.is_over:
+            raise moving.error
 
 
 def _due(delay: Delay | None, due_at: Time | None) -> dict[str, Any]:

@@ -131,11 +131,15 @@ async def _data(store: Store, *, acknowledge: bool) -> Check:
     means = "timers armed earlier are gone, or are in an earlier state"
     repair = "restore them or arm them anew, then `timers doctor --acknowledge`"
     read = "whoever wrote it may write anything; clients that read it meanwhile looked for timers in other shards"
+    moving, moves = store.identity.moving, store.identity.moving is not None
+    says = "" if moving is None else str(moving.error)
+    where = "give pods and callers its new URL" if moving is not None and moving.is_over else "wait until it is done"
     find = "find out who writes there and take the right away, then `timers doctor --acknowledge`"
     return judged(
         "data",
         "no unacknowledged loss of data is known",
         (bool(losses), "fail", "; ".join(losses), means, repair),
+        (moves, "fail", says, "nothing is armed or started here", f"{where}; docs/runbook.md"),
         (bool(foreign), "warn", foreign, read, find),
     )
 

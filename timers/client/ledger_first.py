@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from timers.client.copies import record_of, restored, row_of_timer
 from timers.core.model import RESTORED, Timer
 from timers.core.shapes import Durability
-from timers.errors import Unavailable
+from timers.errors import Moving, Unavailable
 from timers.ledger import rows
 from timers.ledger.database import Database
 from timers.ledger.rows import Row
@@ -45,6 +45,10 @@ class LedgerFirst:
         sent, written = await self._write(armings)
         try:
             replies = await self._quotas.arm(sent, quota)
+        except Moving:  # whether the new place reads this ledger is not known
+            wrong = [(a.prefix, a.id, a.created_ms) for a in sent if (a.prefix, a.id) in written]
+            await self._database.do(partial(rows.take_back, made=wrong))
+            raise
         except Unavailable as away:
             if quota is not None:
                 raise

@@ -20,7 +20,7 @@ from timers.engine.pod import Pod
 from timers.errors import LedgerUnavailable
 from timers.ledger import rows
 from timers.ledger.database import Database
-from timers.ledger.holding import hold
+from timers.ledger.holding import hold, last_shards
 from timers.ledger.rows import Row
 from timers.logs import get_logger
 from timers.store import keys
@@ -273,13 +273,25 @@ class Following:
 
 async def claim_ledger(store: Store, database: Database, known: set[str] | None = None) -> None:
     """Say that this db uses the ledger. `known` Redis servers were this db's before, and the present one is added.
-    Raises LedgerUnavailable if another db does."""
+    Raises LedgerUnavailable if another db does, and Moving if the service has left this one. If the service has another
+    number of shards than before, its rows are given their new ones first."""
+    if store.identity.moving is not None and store.identity.moving.is_over:
+        raise store.identity.moving.error  # where the service is now has the ledger
     known = set() if known is None else known
-    known.add(server := await server_of(store))
-    identity = store.identity
-    said = partial(hold, epoch=identity.epoch, server=server, shards=identity.shards, known=known)
-    if (other := await database.do(said)) is not None:
-        raise LedgerUnavailable(f"the ledger is not available: {other}")
+    server, identity = await server_of(store), store.identity
+
+    async def say(shards: int) -> None:
+        said = partial(hold, epoch=identity.epoch, server=server, shards=shards, known=known)
+        if (other := await database.do(said)) is not None:
+            raise LedgerUnavailable(f"the ledger is not available: {other}")
+
+    before = None if server in known else await database.do(last_shards, writes=False)
+    if before is not None and before != identity.shards:
+        await say(before)
+        changed = await rows.reshard(database, store.shard_of)
+        _log.info("the ledger's rows have the new number of shards", shards=identity.shards, rows=changed)
+    await say(identity.shards)
+    known.add(server)
 
 
 def _rows(shard: int, found: Mapping[str, bytes]) -> Iterator[Row]:

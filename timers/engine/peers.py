@@ -18,7 +18,7 @@ from timers.engine.supervisor import Supervisor
 from timers.errors import ConfigurationError, Unavailable
 from timers.logs import get_logger
 from timers.store.cooperative import set_within
-from timers.store.identity import RAISE_AFTER_SECONDS
+from timers.store.identity import RAISE_AFTER_SECONDS, Move
 from timers.store.membership import Member, Membership, Roster
 
 _log = get_logger("timers.peers")
@@ -71,6 +71,7 @@ class Peers:
         self._raise_after_seconds, self._disagreed = raise_after_seconds, disagreed
         self._checks = 0
         self._foreign = ""
+        self._moving: Move | None = None
         self._common: tuple[int, float] | None = None
         self._own_seed = zlib.crc32(me.pod.encode())
         self._soon = asyncio.Event()
@@ -197,10 +198,19 @@ class Peers:
                 "data was lost", what=str(identity.losses[name]), acknowledge="timers doctor --acknowledge"
             )
         self._losses = set(identity.losses)
+        self._log_move(identity.moving)
         if identity.foreign != self._foreign:
             self._foreign = identity.foreign
             if self._foreign:
                 _losses_log.error("the number of shards was overwritten", what=self._foreign)
+
+    def _log_move(self, now: Move | None) -> None:
+        """Log each phase of a move to or from this db, and its end."""
+        before, self._moving = self._moving, now
+        if now is not None and (before is None or before.phase != now.phase):
+            _losses_log.warning("nothing is armed or started here", reason=str(now.error), phase=now.phase)
+        elif before is not None and now is None:
+            _losses_log.warning("the service goes on here after a move", phase=before.phase)
 
     async def _raise_format(self, members: Iterable[Member]) -> None:
         """Raise the db to the newest format that all live pods read, if that has not changed for long enough."""

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
-from timers.errors import ConfigurationError, Full, LedgerUnavailable, Unavailable
+from timers.errors import ConfigurationError, Full, LedgerUnavailable, Moving, Unavailable
 from timers.logs import get_logger
 from timers.processor import Lifespan, Processor
 from timers.store.cooperative import set_within
@@ -128,6 +128,8 @@ def _is_cancelled() -> bool:
 def _report_failure(name: str, error: Exception) -> str:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
+    if isinstance(error, Moving):  # which `peers` logs once
+        return f"waiting: {error}"
     if isinstance(error, Unavailable):
         _log.warning("service waits for Redis", service=name, reason=str(error))
         return f"{'waiting' if isinstance(error, Full) else 'restarting'}: {error}"

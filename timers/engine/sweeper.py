@@ -39,6 +39,9 @@ TRUST_MS: Final = 50
 timers are this late until a dead pod's rank is taken over. It depends on the rank, or all pods would poll at once."""
 
 
+MOVING_MS: Final = 1000
+"""How often to look whether the service goes on here after a move."""
+
 PAGE_PAUSE_MS: Final = 50
 """Pause between polls of parts of a backlog: ten thousand late queues a second cost a few per cent of the server."""
 
@@ -79,13 +82,20 @@ class ShardSweep:
         """Poll whenever it is time, unless another pod does."""
         while True:
             await self._sleep()
-            if self.another_pod_polls():
+            if self._is_moving() or self.another_pod_polls():
                 continue
             with self._all.pod.away.apart(self._shard):
                 await self.poll()
                 continue
             await asyncio.sleep(AGAIN_SECONDS)
             self.poll_everything()
+
+    def _is_moving(self) -> bool:
+        """Whether nothing may start here because the service is being moved. Look again in a second."""
+        if self._all.pod.store.identity.moving is None:
+            return False
+        self.next_poll_ms = self._all.pod.store.clock.now_ms() + MOVING_MS
+        return True
 
     async def _sleep(self) -> None:
         """Wait until it is time to poll; a nearer due time may be announced meanwhile."""

@@ -1,6 +1,6 @@
 """Owns the rows of timers: how a record is kept in SQL, and that a row never goes back to an older state."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -95,6 +95,40 @@ async def page(database: Database, shard: int, prefix: str, id: str, *, since_ms
 
 async def _read(asked: sa.Select[Any], connection: AsyncConnection) -> list[Row]:
     return [Row._make(row) for row in await connection.execute(asked)]
+
+
+async def reshard(database: Database, shard_of: Callable[[str, str], int]) -> int:
+    """Give every row the shard in which its timer lies now. Returns how many had another."""
+    asked = sa.select(timers.c.prefix, timers.c.id, timers.c.shard).order_by(timers.c.prefix, timers.c.id).limit(SAVED)
+    last, changed = ("", ""), 0
+    while True:
+        rest = asked.where(last < IDENTITY)
+        found = await database.do(partial(_fetched, rest), writes=False)
+        if not found:
+            return changed
+        wrong = [
+            {"its_prefix": prefix, "its_id": timer_id, "its_shard": right}
+            for prefix, timer_id, shard in found
+            if (right := shard_of(prefix, timer_id)) != shard
+        ]
+        if wrong:
+            await database.do(partial(_execute, _RESHARD, wrong))
+        last, changed = (found[-1][0], found[-1][1]), changed + len(wrong)
+
+
+async def _fetched(asked: sa.Select[Any], connection: AsyncConnection) -> Sequence[Any]:
+    return list((await connection.execute(asked)).all())
+
+
+async def _execute(said: sa.Update, given: Sequence[dict[str, Any]], connection: AsyncConnection) -> None:
+    await connection.execute(said, given)
+
+
+_RESHARD: Final = (
+    sa.update(timers)
+    .where(timers.c.prefix == sa.bindparam("its_prefix"), timers.c.id == sa.bindparam("its_id"))
+    .values(shard=sa.bindparam("its_shard"))
+)
 
 
 async def count(database: Database) -> dict[int, int]:

@@ -70,13 +70,16 @@ class Callers:
         return identity.closed
 
     async def keep(self, key_id: str, entry: str) -> None:
-        """Keep a new key. From now on the API refuses callers without a key."""
+        """Keep a new key. From now on the API refuses callers without a key. Raises Moving."""
+        await self._store.identity.check_stays()
         self._store.identity.closed = True
         await _answer(self._redis.hset(keys.META, "closed", 1))
         await _answer(self._redis.hset(keys.API_KEYS, key_id, entry))
 
     async def revoke(self, key_id: str) -> bool:
-        """Revoke a key, wherever it is kept. False if Redis did not have it; an open API then stays open."""
+        """Revoke a key, wherever it is kept. False if Redis did not have it; an open API then stays open. Raises
+        Moving."""
+        await self._store.identity.check_stays()
         return not await _answer(self._redis.hset(keys.API_KEYS, key_id, REVOKED))
 
     async def session_secret(self) -> bytes:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
@@ -24,7 +24,7 @@ from redis.exceptions import ResponseError
 from timers.core.answers import LossAnswer
 from timers.core.clock import ServerClock
 from timers.core.durations import format_time
-from timers.errors import ConfigurationError, NewerFormat, RedisRights, TooNew, Unavailable, shown
+from timers.errors import ConfigurationError, Moving, NewerFormat, RedisRights, TooNew, Unavailable, shown
 from timers.store import keys, scripts
 
 SILENT_SECONDS: Final = 7
@@ -45,9 +45,19 @@ GRACE_MS: Final = 10_000
 """How long after the db was raised records are still written as before. A pod that started meanwhile and cannot read
 the new format notices at its next sign of life, and ends."""
 
+LEAVING: Final = "leaving"
+COPYING: Final = "copying"
+MOVED: Final = "moved"
+ARRIVING: Final = "arriving"
+"""Phases of a move."""
+
+NO_FORMAT: Final = 99
+"""What `format` says while the service is moved: no version reads it."""
+
 _RAISED: Final = re.compile(r"([0-9]{1,15}) ([0-9]{1,2})(?: (.*))?", re.DOTALL)
 _FOREIGN: Final = re.compile(r"([0-9]{1,15}) (.*)", re.DOTALL)
 _LOSS: Final = re.compile(r"loss:(?:shard:([0-9]+)|db:\w+) ([0-9]{1,15}) ([0-9]{1,15}) ([0-9]+)")
+_MOVE: Final = re.compile(r"(\w+) ([0-9]{1,15}) ([0-9]{1,2}) (\S+) (\S+)")
 _FORMAT: Final = re.compile(rb"(\d\d?) ")
 
 
@@ -85,6 +95,27 @@ class Loss:
         return {"shard": self.shard, "from": since, "to": format_time(self.to_ms), "timers": self.timers}
 
 
+class Move(NamedTuple):
+    """How far the service's move to or from another db is: `leaving` while runs end, then `copying`, and `moved`; in
+    the new place `arriving`, until it goes on there. Since when (server ms), under which name, and where the other db
+    is."""
+
+    phase: str
+    since_ms: int
+    name: str
+    place: str
+
+    @property
+    def error(self) -> Moving:
+        """What callers are told."""
+        return Moving.of(self.phase, self.place)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the timers here are those of the past."""
+        return self.phase == MOVED
+
+
 @dataclass(frozen=True, slots=True)
 class Meta:
     """The contents of `timers:meta`. `armed` is set once a shard was founded, which fixes the number of shards;
@@ -102,6 +133,7 @@ class Meta:
     losses: Mapping[str, Loss]
     wrong: bool = False
     foreign: str = ""
+    moving: Move | None = None
 
 
 class DbIdentity:
@@ -123,6 +155,8 @@ class DbIdentity:
         """Losses that nobody has acknowledged, as last seen."""
         self.foreign = ""
         """A sentence about a number of shards that another program has written and nobody has acknowledged."""
+        self.moving: Move | None = None
+        """Set while the service is moved, as last seen, and ever after where it has left."""
         self.checkpoints: dict[int, int] = {}
         """By shard: the newest known checkpoint."""
         self.timers: dict[int, int] = {}
@@ -155,6 +189,7 @@ class DbIdentity:
         another number of shards or a newer format, or cannot be read."""
         meta = await self._change("look")
         self.losses, self.foreign = ({}, "") if meta is None else (meta.losses, meta.foreign)
+        self.moving = None if meta is None else meta.moving
         if self.armed and (meta is None or meta.epoch != self.epoch):
             return
         if meta is not None and (meta.armed or self.pinned in (None, meta.shards)):
@@ -187,8 +222,8 @@ class DbIdentity:
 
     async def found(self, shards: Iterable[int]) -> None:
         """Found the shards that do not carry our epoch. If the db has another epoch by now, adopt that first; the
-        number of shards may then differ too. Raises Unavailable if this process cannot work with that, and NewerFormat
-        if it cannot read it."""
+        number of shards may then differ too. Raises Unavailable if this process cannot work with that, NewerFormat if
+        it cannot read it, and Moving if nothing may be made here now."""
         epoch, meta = self.epoch, None
         try:
             with suppress(ConfigurationError):  # nobody can read the meta, which `renew` repairs
@@ -198,9 +233,24 @@ class DbIdentity:
             raise NewerFormat(str(error)) from error
         except ConfigurationError as error:
             raise Unavailable(str(error)) from error
+        if self.moving is not None:
+            raise self.moving.error
         with scripts.reachable():
             for shard in shards if epoch == self.epoch else ():
                 await self._redis.set(f"{keys.root(shard)}epoch", self.stamp)
+
+    async def check_stays(self) -> None:
+        """Raise Moving if the service is being moved or has moved. For what no script refuses."""
+        if (meta := await self._change("look")) is not None and meta.moving is not None:
+            raise meta.moving.error
+
+    async def move(self, phase: str, name: str, place: str) -> None:
+        """Say how far the move is."""
+        self._take(await self._change("move", self.epoch, phase, name, place))
+
+    async def stay(self, *, armed: bool) -> None:
+        """Say that the service is here, and goes on; `armed` if it has timers."""
+        self._take(await self._change("stay", self.epoch, "1" if armed else ""))
 
     async def raise_format(self, form: int, version: str) -> None:
         """Let records be written in a newer format, which all live pods read, after the grace. `version` is given to
@@ -211,7 +261,7 @@ class DbIdentity:
     async def _stamp(self) -> None:
         """See to it once that founded shards carry the db's format, so that no caller with an older version arms there.
         Shards that are founded later get it then."""
-        if self._is_stamped:
+        if self._is_stamped or self.moving is not None:
             return
         names = [f"{keys.root(shard)}epoch" for shard in range(self.shards)]
         carried = await scripts.read(self._redis, lambda asked: list(map(asked.get, names)), None)
@@ -319,7 +369,7 @@ class DbIdentity:
         if (self.epoch, self.form) != (meta.epoch, meta.form):
             self._is_stamped = meta.form == 1
         self.form, self._before, self._raised_ms = meta.form, meta.before, meta.raised_ms
-        self.epoch, self.shards, self.armed = meta.epoch, meta.shards, meta.armed
+        self.epoch, self.shards, self.armed, self.moving = meta.epoch, meta.shards, meta.armed, meta.moving
         self.closed, self.losses, self.foreign = self.closed or meta.closed, meta.losses, meta.foreign
         self._seen_ms = round(self._clock.now_ms())
 
@@ -328,6 +378,9 @@ def _meta(flat: Sequence[bytes]) -> Meta | None:
     """Fields and values in turn as a meta; None if the db has no identity yet. Raises ConfigurationError for an
     unusable meta, and TooNew for a format that only a later version reads."""
     fields = dict(scripts.grouped([field.decode(errors="replace") for field in flat], 2))
+    moving = None
+    if found := _MOVE.fullmatch(fields.get("moving", "")):
+        moving, fields["format"] = Move(found[1], int(found[2]), found[4], found[5]), found[3]
     form = _form(fields)
     if not fields.get("epoch"):
         return None
@@ -342,7 +395,7 @@ def _meta(flat: Sequence[bytes]) -> Meta | None:
     if kept := _FOREIGN.fullmatch(fields.get("foreign", "")):
         there = f"{keys.META} had {shown(kept[2])} as its number of shards at {format_time(int(kept[1]))}"
         foreign = f"{there}, which no pod wrote; it is {shards} again"
-    found = {name: _LOSS.fullmatch(f"{name} {text}") for name, text in fields.items()}
+    lost = {name: _LOSS.fullmatch(f"{name} {text}") for name, text in fields.items()}
     return Meta(
         fields["epoch"],
         int(shards),
@@ -351,9 +404,10 @@ def _meta(flat: Sequence[bytes]) -> Meta | None:
         raised_ms,
         "armed" in fields,
         "closed" in fields,
-        {name: Loss(int(m[1]) if m[1] else None, int(m[2]), int(m[3]), int(m[4])) for name, m in found.items() if m},
+        {name: Loss(int(m[1]) if m[1] else None, int(m[2]), int(m[3]), int(m[4])) for name, m in lost.items() if m},
         wrong=written != shards,
         foreign=foreign,
+        moving=moving,
     )
 
 

@@ -27,11 +27,17 @@ FIRED_ROOT: Final = "timers:{fired}:"
 FAILED_ROOT: Final = f"{FIRED_ROOT}failed_"
 """Root of the rings of failed attempts, in the same hash slot."""
 
+REACHED: Final = "timers:{moving}:reached"
+"""Hash: how far a copy into this db has come, in each part of the other db's records."""
+
 WHOLE: Final = "~"
 """What the index of a shard's prefixes holds once it is whole; it stands behind every prefix."""
 
 BARE: Final = re.compile(rb"([a-z0-9][a-z0-9_.-]{0,63}):([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
 """A key that a client may have set itself: `<prefix>:<id>`. Braces keep a trigger key from matching."""
+
+BARE_MATCH: Final = "*[^}]:[^{]*"
+"""Names with a colon not next to a brace: bare keys and hardly any trigger keys, so that the server sends few names."""
 
 
 def text(name: bytes) -> str:

@@ -251,7 +251,8 @@ class Membership:
         return is_new
 
     async def forget(self, prefix: str) -> bool:
-        """Take a declaration back. False if there was none."""
+        """Take a declaration back. False if there was none. Raises Moving."""
+        await self.store.identity.check_stays()
         with reachable():
             if not await self._redis.hexists(_DECLARED, prefix):
                 return False

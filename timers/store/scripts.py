@@ -24,7 +24,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from timers.errors import ConfigurationError, Full, RedisRights, TimersError, Unavailable
+from timers.errors import ConfigurationError, Full, Moving, RedisRights, TimersError, Unavailable
 from timers.store.connect import A_SENTINEL, ONE_NODE, Scripts
 from timers.store.durability import Writer
 
@@ -45,6 +45,9 @@ _DENIED: Final = re.compile(r"RIGHTS (\S+ \S+)|(?:ERR )?The user executing the s
 
 _NO_DATA: Final = re.compile(r"unknown command '(EVALSHA|SELECT|TIME|Z\w+|H\w+)'")
 """How a Sentinel answers, which keeps no data."""
+
+_MOVING: Final = re.compile(r"MOVING (\w+) (\S+)")
+"""How a script says that the service is being moved."""
 
 _ASKED_FOR_NO_RIGHT: Final = {"INFO", "PUBLISH", "RENAME", "TIME"}
 """Commands without which a script changes the same: to tell others, to move a foreign value, and two without a key."""
@@ -133,6 +136,8 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
             return Unavailable(f"Redis cannot do this now: {error}", nothing_done=alone)
         if _NO_DATA.match(str(error)):
             return ConfigurationError(A_SENTINEL)
+        if moving := _MOVING.match(str(error)):
+            return Moving.of(moving[1], moving[2])
         denied = _DENIED.match(str(error))
         if denied or isinstance(error, NoPermissionError):
             return RedisRights(f"the Redis user lacks a right: {error}", denied[1] if denied else None)

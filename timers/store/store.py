@@ -128,6 +128,10 @@ class Store:
         shards = self.identity.shards
         return zlib.crc32(f"{prefix}:{timer_id}".encode()) % shards if shards > 1 else 0
 
+    def shard_of_member(self, member: bytes) -> int:
+        """As `shard_of`, of `prefix:id`."""
+        return zlib.crc32(member) % self.identity.shards
+
     async def now_ms(self) -> int:
         """Ask the server for its time."""
         sent = time.monotonic()

@@ -2,7 +2,7 @@
 -- Compare records, indexes, heads and counts of a shard, one part at a time, and repair what disagrees. The record is right; an
 -- entry without a readable record is quarantined. Each part is atomic, so no change under way looks like damage.
 
-local part, repairs = ARGV[2], ARGV[3] == 'repair'
+local part, repairs = ARGV[2], ARGV[3] == 'repair' and not moves()
 local FIRST = 4
 local LISTED = 5000   -- above this many, runs are not counted by prefix: it would take too long
 local found, prefixes = {}, {}

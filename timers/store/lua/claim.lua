@@ -89,7 +89,7 @@ end
 local triggers = triggers_of(picked)
 if #triggers > 0 then
   -- The data may be an older copy, in which timers are due that have ended since. The ledger's pod puts that right first.
-  hooks = ask()
+  if moves() then return {now_text, more, claimed, bad, denied, newer} end
   local uptime
   if followed then uptime = select(3, stage()) end
   if uptime and uptime < CHECK_SECONDS then return {now_text, more, claimed, bad, denied, newer} end

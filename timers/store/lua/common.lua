@@ -21,7 +21,7 @@ local tag = string.match(root, '{[^}]*}')
 -- Every command goes through here. If another program has put a value of another type in the place of a key, it moves that value
 -- aside and repeats the command: what the key held is lost, but everything else works on. A script that must not write finds
 -- nothing there. A count that is not a number begins anew. `RIGHTS <command> <key>` is the error of what the user may not do.
-local READS = ' GET HGET HGETALL SMEMBERS SISMEMBER ZSCORE ZCOUNT ZRANGE ZRANGEBYSCORE ZREVRANGEBYSCORE '
+local READS = ' GET HGET HGETALL HSCAN SMEMBERS SISMEMBER ZSCORE ZCOUNT ZRANGE ZRANGEBYSCORE ZREVRANGEBYSCORE '
 local function call(command, key, ...)
   local answer = redis.pcall(command, key, ...)
   if type(answer) ~= 'table' or not answer.err then return answer end
@@ -168,12 +168,28 @@ local function post(member, r, said, raw)
   if waiting == 0 then publish(ARGV[1], tag .. ' outbox') end
 end
 
--- What hooks ask for, and whether there is a ledger (the field `@ledger`, which no hook can be).
-local followed = false
+-- What hooks ask for; whether there is a ledger (the field `@ledger`, which no hook can be); and whether the service is being moved
+-- or has moved (the field `@moving`): then what it says, `<phase> <place>`. Every change asks this anyway.
+local followed, moving = false, nil
 local function ask()
   local lines = call('HKEYS', root .. 'hooks')
-  for _, line in ipairs(lines) do followed = followed or line == '@ledger' end
+  for _, line in ipairs(lines) do
+    followed = followed or line == '@ledger'
+    if line == '@moving' then moving = call('HGET', root .. 'hooks', line) end
+  end
   return lines
+end
+
+-- Whether nothing may change here because the service is being moved or has moved. Scripts that make timers need not ask: such a
+-- shard carries a stamp that nobody knows.
+local function moves()
+  hooks = hooks or ask()
+  return moving
+end
+
+-- Refuse a caller's change while the service is moved.
+local function stay()
+  if moves() then error({err = 'MOVING ' .. moving}) end
 end
 
 -- Note for the ledger what has changed: `<creation> <version>` of the record, and ` gone` if it was removed. Whoever copies it
@@ -278,6 +294,7 @@ local function locked(r, edit_lock_ms) return r.status == 's' and edit_lock_ms >
 
 -- Read a timer that a caller wants to change. Answers also why nobody may, whatever the change is. An empty version stands for any.
 local function to_change(prefix, id, version, edit_lock_ms)
+  stay()
   local r, _, raw = read(member_of(prefix, id))
   local code
   if not r then code = newer_format(raw) and 'newer' or 'missing'

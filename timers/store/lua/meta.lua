@@ -83,6 +83,27 @@ function acts.mend()
   set('shards', shards, 'foreign', now_text .. ' ' .. string.sub(meta.shards or '', 1, 40))
 end
 
+-- Say that the service is being moved, or has moved: in which phase, in which move with which other db, and where that is. The
+-- format that no version has stops programs of versions that know nothing of this.
+function acts.move(epoch, phase, other, place)
+  if meta.epoch ~= epoch then return end
+  if phase == 'moved' and not string.find(meta.moving or '', ' ' .. other .. ' ', 1, true) then return end  -- somebody gave it back
+  local format = string.match(meta.moving or '', '^%S+ %d+ (%d+) ')
+  set('moving', phase .. ' ' .. now_text .. ' ' .. (format or meta.format) .. ' ' .. other .. ' ' .. place, 'format', '99')
+  publish(ARGV[1], '{pods} changed')
+end
+
+-- Say that the service is here, and goes on.
+function acts.stay(epoch, armed)
+  local format = string.match(meta.moving or '', '^%S+ %d+ (%d+) ')
+  if meta.epoch ~= epoch or not format then return end
+  call('HDEL', key, 'moving')
+  meta.moving = nil
+  set('format', format)
+  if armed == '1' then set('armed', 1) end
+  publish(ARGV[1], '{pods} changed')
+end
+
 function acts.acknowledge()
   for field in pairs(meta) do
     if string.sub(field, 1, 5) == 'loss:' or field == 'foreign' then

@@ -3,7 +3,8 @@
 -- explains why its timers were late.
 
 local PAUSES = 1000     -- kept; with more, all are forgotten
-local prefix, act = unpack(ARGV, 2)
+local prefix, act, copied = unpack(ARGV, 2)
+if not copied then stay() end
 local changed, pauses = nil, root .. 'pauses'
 if act == 'pause' then
   changed = call('SADD', root .. 'paused', prefix)

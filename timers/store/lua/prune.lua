@@ -21,6 +21,7 @@ local function prune(status, prefix)
   if not kept then return end
   local index = finished_key(status, prefix)
   local ids = call('ZRANGEBYSCORE', index, '-inf', '(' .. text(now - kept), 'LIMIT', 0, left)
+  if #ids == 0 or moves() then return end
   local gone = {}
   for _, id in ipairs(ids) do
     local member = member_of(prefix, id)

@@ -1,6 +1,7 @@
 #!lua
 -- Put records where they were, out of a copy: each whole, with its entries and counts, unless what is there is as new. So the same
--- call again changes nothing. With `look` it only says what it would do.
+-- call again changes nothing. With `look` it only says what it would do. A copy that says its place in the due index is exact: it
+-- keeps that place, and waits for its bare key if it did. It comes into a db that was empty.
 
 local epoch, format, if_exists, cause, looks = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6] == 'look'
 local jump = tonumber(ARGV[7])  -- not 0: out of the ledger
@@ -42,11 +43,20 @@ local function is_gone(r, member)
   return created and tonumber(created) >= r.created
 end
 
+-- Put a timer into the due index, at its place among those of its millisecond.
+local function enqueue_at(prefix, id, score)
+  local queue = entries[prefix] or {first = math.huge, last = {}}
+  entries[prefix] = queue
+  local n = #queue
+  queue[n + 1], queue[n + 2], queue.first = score, id, math.min(queue.first, tonumber(score))
+end
+
 -- Put a timer into the index of its status. An entry that is there already belongs to a lost record, and is still counted.
-local function index(prefix, id, member, r, since)
+local function index(prefix, id, member, r, since, score)
   local added = 1
   if r.status == 's' then
-    enqueue(prefix, id, r.due)
+    if score and math.floor(tonumber(score) or -1) == r.due then enqueue_at(prefix, id, score)
+    else enqueue(prefix, id, r.due) end
     if r.failures ~= 0 then begin_retrying(prefix, id, since) end
   elseif r.status == 'r' then
     local held, left = lease_of(member)
@@ -62,7 +72,7 @@ local function index(prefix, id, member, r, since)
   if added == 0 then count(r.status, prefix, -1) end
 end
 
-local function restore(prefix, id, since, raw)
+local function restore(prefix, id, since, score, raw)
   local r, member = parse(raw), member_of(prefix, id)
   if not r or r.token >= 2 ^ 53 then return 'unreadable' end
   local there, trouble, raw_there = read(member)
@@ -74,10 +84,10 @@ local function restore(prefix, id, since, raw)
   if r.status == 's' then refusal = set_trigger(prefix, id, r.due)
   else refusal = drop_trigger(prefix, id) end
   if refusal then return 'rights ' .. refusal end
-  if r.status ~= 'r' then call('DEL', lease_key(member)) end
+  if r.status ~= 'r' and not score then call('DEL', lease_key(member)) end
   if not there then
     count(r.status, prefix, 1)
-    if call('ZREM', queue_key(prefix), id) == 1 then
+    if not score and call('ZREM', queue_key(prefix), id) == 1 then
       count('s', prefix, -1)
       refresh_head(prefix)
     end
@@ -87,7 +97,8 @@ local function restore(prefix, id, since, raw)
     if not is_newer(r, there) then go_on_from(there, r) end
     r.token = math.max(r.token, there.token)
   end
-  index(prefix, id, member, r, since == '-' and now_text or since)
+  index(prefix, id, member, r, since == '-' and now_text or since, score)
+  if score and r.waits then r.status = 'w' end
   r.format, newest = format, math.max(newest, r.token)
   r.version = r.version + jump
   if cause ~= '' then note(r, cause) end
@@ -97,8 +108,8 @@ local function restore(prefix, id, since, raw)
 end
 
 for i = 8, #ARGV do
-  local prefix, id, since, from = string.match(ARGV[i], '^(%S+) (%S+) (%S+)\n()')
-  answer[i - 6] = restore(prefix, id, since, string.sub(ARGV[i], from))
+  local prefix, id, since, score, from = string.match(ARGV[i], '^(%S+) (%S+) ([^/%s]+)/?(%S*)\n()')
+  answer[i - 6] = restore(prefix, id, since, score ~= '' and score or nil, string.sub(ARGV[i], from))
 end
 if newest > newest_token() then call('SET', root .. 'token', text(newest)) end
 conclude()

@@ -12,6 +12,8 @@ local function verdict(member, token)
   if held.status ~= 'r' then return 'already' end
   return 'settled'
 end
+-- Once the records are copied, the run goes on in the other place, as a lost one.
+if moves() and string.sub(moving, 1, 8) ~= 'leaving ' then verdict = function() return 'fenced' end end
 
 local function finish(prefix, id, status)
   local index = finished_key(status, prefix)

@@ -1,0 +1,31 @@
+#!lua flags=no-writes
+-- Add up what makes two copies of some buckets comparable, whatever the number of shards: by status and prefix, how many records
+-- there are and the sum of 52 bits of their hashes. The format of a record does not count.
+
+local bucket, last, cursor, most = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+local numbers, sums, seen = {}, {}, 0
+
+local function add(member, raw)
+  local r = parse(raw)
+  if not r or not is_member(member) then return end
+  local name = (r.waits and 'w' or r.status) .. ' ' .. string.match(member, '^[^:]*')
+  if r.format ~= 2 then
+    raw = '2 ' .. string.sub(name, 1, 1)
+      .. struct.pack(HEAD, r.version, r.attempt, r.failures, r.occurrence, r.token, r.created, r.due) .. body_of(r)
+  end
+  local hash = tonumber(string.sub(redis.sha1hex(member .. '\n' .. raw), 1, 13), 16)
+  numbers[name], sums[name] = (numbers[name] or 0) + 1, ((sums[name] or 0) + hash) % 2 ^ 52
+end
+
+while bucket <= last and seen < most do
+  local page = call('HSCAN', root .. 'rec:' .. string.format('%02x', bucket), cursor, 'COUNT', text(most))
+  for i = 1, #page[2], 2 do add(page[2][i], page[2][i + 1]) end
+  seen, cursor = seen + #page[2] / 2, page[1]
+  if cursor == '0' then bucket = bucket + 1 end
+end
+local answer = {}
+for name, n in pairs(numbers) do
+  local place = #answer
+  answer[place + 1], answer[place + 2], answer[place + 3] = name, n, text(sums[name])
+end
+return {now_text, bucket, cursor, answer}
