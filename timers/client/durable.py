@@ -1,6 +1,6 @@
 """Owns which durabilities a service can give, and what is said where one is asked for that it cannot."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, get_args
 
 from timers.core.shapes import Durability
@@ -8,6 +8,7 @@ from timers.errors import ConfigurationError, InvalidInput
 from timers.store.checkup import Check, judged
 from timers.store.durability import FSYNC, REPLICATED, WAITS
 from timers.store.membership import Member
+from timers.store.proofs import priorities
 from timers.store.store import Store
 
 SETTING: Final = "TIMERS_DURABILITY"
@@ -45,16 +46,31 @@ async def check_setting(store: Store, durability: Durability | None) -> None:
 
 
 async def durability_check(store: Store, members: Sequence[Member], *, has_ledger: bool) -> Check:
-    """Which durabilities the service can give, and whether pods want others."""
+    """Which durabilities the service can give, whether pods want others, and which replica a failover would take."""
     lacks = await lacking(store, has_ledger=has_ledger)
     wanted = {member.settings.get(SETTING, "") for member in members}
     missed = [level for level in _LEVELS if level in wanted and level in lacks]
-    known = "; ".join(f"not {level}: {why}" for level, why in lacks.items() if level in WAITS)
-    said = f"{_listed(lacks)}{'; ' if known else ''}{known}"
+    known = [f"not {level}: {why}" for level, why in lacks.items() if level in WAITS]
+    by_node = [await priorities(node) for node in store.connections.nodes]
+    said = "; ".join([_listed(lacks), *known, *_replicas(by_node)])
     means = f"pods are to wait for {' and '.join(missed)}: what they write is only fast, which answers and metrics say"
+    never = any(some and {*some} == {0} for some in by_node)
+    differ = any(len({*some} - {0, None}) > 1 for some in by_node)
+    lost = "no failover happens when the server is lost"
+    late = "the one with the lowest number is promoted even if it lags behind; what was only `fast` is lost with that"
     return judged(
-        "durability", said, (bool(missed), "fail", said, means, "; ".join(_REPAIR[level] for level in missed))
+        "durability",
+        said,
+        (bool(missed), "fail", said, means, "; ".join(_REPAIR[level] for level in missed)),
+        (never, "warn", f"{said}: none may be promoted", lost, "`redis-cli CONFIG SET replica-priority 100` on one"),
+        (differ, "warn", f"{said}: they differ", late, "`redis-cli CONFIG SET replica-priority 100` on each"),
     )
+
+
+def _replicas(by_node: Iterable[Sequence[int | None]]) -> list[str]:
+    """The priorities of each server's replicas in words, if there are any."""
+    shown = [", ".join("unknown" if each is None else str(each) for each in some) for some in by_node if some]
+    return [f"replica-priority {' | '.join(shown)}"] if shown else []
 
 
 def _listed(lacks: Mapping[Durability, str]) -> str:

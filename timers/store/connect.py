@@ -31,6 +31,9 @@ A_SENTINEL: Final = (
     "TIMERS_REDIS_URL names a Sentinel; use redis+sentinel://HOST:PORT/SERVICE/DB (or rediss+sentinel://)"
 )
 
+ASK_SECONDS: Final = 1.0
+"""How long a server may take that is asked by the way."""
+
 CONNECT_SHARE: Final = 0.4
 """Share of the answer's time that connecting may take."""
 
@@ -238,6 +241,21 @@ class Connections:
             answer_s = self.commands.connection_pool.connection_kwargs["socket_timeout"] + WAIT_MS[level] / 1000
             self._durable[level] = DurableWriter(level, ScriptConnection(self.dial(), answer_s=answer_s))
         return self._durable[level]
+
+    def other(self, host: str, port: int) -> Redis:
+        """A client for another server with the same users and certificates, to be asked once."""
+        given = self.commands.connection_pool.connection_kwargs
+        same = {name: value for name, value in given.items() if name.startswith(("username", "password", "ssl_"))}
+        is_tls, seconds = any(name.startswith("ssl_") for name in same), ASK_SECONDS
+        return Redis(
+            host=host,
+            port=port,
+            ssl=is_tls,
+            socket_timeout=seconds,
+            socket_connect_timeout=seconds,
+            retry=_NEVER,
+            **same,
+        )
 
     async def close(self) -> None:
         """Close those that `dial` has not made."""

@@ -126,8 +126,8 @@ class DiskProof:
             if isinstance(waited, Exception):
                 return _denied("WAITAOF", waited)
             return Verdict(waited[0] == 1, "the disk had not confirmed it")
-        if self._version is not None and not self._waits:
-            lacks += f", and WAITAOF of {' '.join(self._version)} may answer before the disk has it"
+        if self._version is not None and not self._waits and not lacks.startswith("appendonly"):
+            lacks += f", and WAITAOF of {' '.join(self._version)} does not prove that the disk has it"
         return Verdict(False, lacks, lacks)
 
     def moved(self) -> None:

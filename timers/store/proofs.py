@@ -12,12 +12,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from timers.core.shapes import RESERVED_PREFIX
 from timers.errors import RedisRights, Unavailable
 from timers.store import keys
 from timers.store.checkup import Check, configured, judge, judged, server_facts
+from timers.store.connect import Connections
 from timers.store.cooperative import set_within
 from timers.store.notifications import FLAGS, ensure_notifications, missing_flags, set_canary, subscribe, touch_canary
 from timers.store.scripts import reachable, read
@@ -272,6 +273,26 @@ def _is_foreign(key: bytes, served: Callable[[str], bool]) -> bool:
         return b":displaced:" in key
     bare = keys.BARE.fullmatch(key)
     return bare is None or not served(bare[1].decode())
+
+
+async def priorities(connections: Connections) -> list[int | None]:
+    """The `replica-priority` of each replica of a server, as itself says; None if it cannot be asked from here."""
+
+    async def asked(replica: Mapping[str, Any]) -> int | None:
+        try:
+            async with connections.other(replica["ip"], replica["port"]) as redis:
+                info: dict[str, Any] = await redis.info("replication")
+            return int(info["slave_priority"])
+        except (RedisError, OSError, KeyError):
+            return None
+
+    try:
+        with reachable():
+            info: dict[str, Any] = await connections.commands.info("replication")
+    except (RedisRights, Refusal):
+        return []
+    replicas = (value for name, value in info.items() if name.startswith("slave") and isinstance(value, dict))
+    return await asyncio.gather(*map(asked, replicas))
 
 
 async def latency(store: Store) -> Check:
