@@ -19,6 +19,7 @@ from tests.bench import (
     arming,
     burst,
     cuts,
+    durable,
     first_page,
     http,
     idle,
@@ -51,6 +52,7 @@ NAMES: Final = (
     "http",
     "inbox",
     "ledger",
+    "durability",
 )
 
 
@@ -94,6 +96,7 @@ def main(
         http.benchmark(10_000, 40_000),
         inbox.benchmark(10.0),
         ledger.benchmark(20_000, 5_000, burst_timers, restored),
+        durable.benchmark(20_000, 10_000, 1_000),
     )
     postgres.prepare()
     atexit.register(postgres.stop)
