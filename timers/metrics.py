@@ -79,6 +79,7 @@ GAUGES: Final[Mapping[str, tuple[str, ...]]] = {
     "timers_ledger_up": ("1 while this pod can use the ledger's database",),
     "timers_ledger_waiting": ("Changes that this pod has yet to copy to the ledger",),
     "timers_ledger_lag_seconds": ("How old the oldest change that the ledger may not have is",),
+    "timers_ledger_share": ("How much of this pod's shards was restored from the ledger and copied to it, 0 to 1",),
     "timers_inbox_refused": ("Rows of the ledger's inbox that were refused",),
     "timers_ready": ("1 while this pod is ready",),
     "timers_notifications_ok": ("1 while notifications arrive in time",),
@@ -98,7 +99,13 @@ Figures = Mapping[str, Mapping[Labels, float]]
 _UNKNOWN: Final = ("timers_overdue_seconds", "timers_outbox_entries", "timers_outbox_seconds")
 """Gauges without labels that only Redis knows."""
 
-_OF_LEDGER: Final = ("timers_ledger_up", "timers_ledger_waiting", "timers_ledger_lag_seconds", "timers_inbox_refused")
+_OF_LEDGER: Final = (
+    "timers_ledger_up",
+    "timers_ledger_waiting",
+    "timers_ledger_lag_seconds",
+    "timers_ledger_share",
+    "timers_inbox_refused",
+)
 """Gauges that are absent without a ledger."""
 
 
@@ -227,6 +234,7 @@ class Metrics(Observer, Collector):
                 single |= {
                     "timers_ledger_waiting": health.ledger.waiting,
                     "timers_ledger_lag_seconds": health.ledger.lag_seconds,
+                    "timers_ledger_share": health.ledger.share,
                 }
                 if health.ledger.refused is not None:
                     single["timers_inbox_refused"] = health.ledger.refused

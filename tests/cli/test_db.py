@@ -61,6 +61,11 @@ def test_tables_are_made_and_shown(bare: CommandLine, url: str) -> None:
     after = bare("db", "status", "-o", "json")
     assert (after.code, after.json["problem"]) == (0, None)
     assert after.json["found"] == after.json["needed"] == "0001"
+    assert after.json["shards_behind"] is None, "there is no Redis to ask"
+
+
+def test_shards_that_no_pod_has_copied_yet_are_shown(filled: CommandLine) -> None:
+    assert filled("db", "status", "-o", "json").json["shards_behind"] == ["0 (restore, 0 %)"]
 
 
 def test_tables_of_a_later_version_are_left_alone(bare: CommandLine, url: str) -> None:

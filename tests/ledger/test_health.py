@@ -17,7 +17,13 @@ from tests.waiting import eventually
 from timers.ledger import database as database_module
 from timers.ledger.database import Database
 
-GAUGES = ("timers_ledger_up", "timers_ledger_waiting", "timers_ledger_lag_seconds", "timers_inbox_refused")
+GAUGES = (
+    "timers_ledger_up",
+    "timers_ledger_waiting",
+    "timers_ledger_lag_seconds",
+    "timers_inbox_refused",
+    "timers_ledger_share",
+)
 AWAY = "sqlite+aiosqlite:////nowhere/ledger.db"
 
 
@@ -33,7 +39,7 @@ async def warnings(api: Api) -> list[str]:
 
 async def all_is_well(api: Api) -> None:
     async def look() -> bool:
-        return await told(api) == dict(zip(GAUGES, (1, 0, 0, 0), strict=True)) and not await warnings(api)
+        return await told(api) == dict(zip(GAUGES, (1, 0, 0, 0, 1), strict=True)) and not await warnings(api)
 
     await eventually(look, "the ledger has all")
 

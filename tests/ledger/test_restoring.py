@@ -6,7 +6,9 @@ import pytest
 
 from tests.engine.fleet import Calls, Fleet, Held
 from tests.ledger.copies import agreed, in_ledger
+from tests.ledger.test_doctor import check_of
 from tests.waiting import eventually
+from timers.client import progress
 from timers.core.model import Status, Timer
 from timers.ledger import rows
 from timers.ledger.database import Database
@@ -125,12 +127,16 @@ async def test_another_pod_goes_on_where_a_killed_one_was(
         return (await pages(database, shard, prefix, timer_id))[:10]
 
     monkeypatch.setattr(rows, "page", small)
+    monkeypatch.setattr(progress, "ASK_SECONDS", 0)
     dying = await fleet.pod(Calls(), name="b", ledger=database)
 
     async def stuck() -> bool:
         return len(asked) == 4
 
     await eventually(stuck, "half of it is restored")
+    assert dying.worker.following is not None
+    assert dying.worker.following.share == 0.25
+    assert (await check_of(fleet, database)).said == "shards that still get what the ledger has: 0 (restore, 25 %)"
     await fleet.kill(dying)
     await fleet.pod(Calls(), name="c", ledger=database)
     assert len(await agreed(database, fleet.store)) == 60

@@ -11,13 +11,14 @@ from timers.cli.shared import Output, progress, run, show
 from timers.client import TimerClient
 from timers.client.copies import give_back
 from timers.client.facts import give_facts_back
+from timers.client.progress import told
 from timers.engine.following import claim_ledger
-from timers.errors import ConfigurationError
+from timers.errors import ConfigurationError, TimersError
 from timers.ledger import rows
 from timers.ledger.database import Database, SchemaState
 from timers.setting_values import redacted
 from timers.settings import load_worker_settings
-from timers.store.following import COPY, advance, detach, founded, notes
+from timers.store.following import COPY, advance, detach, founded, notes, stages
 from timers.store.store import Store
 
 _NONE: Final = "TIMERS_LEDGER_URL is not set; there is no ledger"
@@ -46,11 +47,26 @@ def upgrade() -> None:
 
 @db.command()
 def status(output: Output = "table") -> None:
-    """Show the state of the ledger's tables. Exits with 1 if this version cannot use them."""
+    """Show the state of the ledger's tables, and which shards of Redis do not agree with it yet, with how far they are
+    (`-`: Redis does not answer). Exits with 1 if this version cannot use the tables."""
     url, state = _run(Database.state)
-    show({"database": url, "found": state.found, "needed": state.newest, "problem": state.problem}, output)
+    behind = None if state.problem else _shards_behind()
+    versions = {"found": state.found, "needed": state.newest, "problem": state.problem}
+    show({"database": url, **versions, "shards_behind": behind}, output)
     if state.problem is not None:
         raise typer.Exit(1)
+
+
+def _shards_behind() -> list[str] | None:
+    """As `told`; None while Redis is away."""
+
+    async def ask(client: TimerClient, store: Store) -> list[str]:
+        return await told(await _checked(client), await stages(store, range(store.shards)))
+
+    try:
+        return run(ask)
+    except TimersError:
+        return None
 
 
 @db.command()

@@ -5,6 +5,7 @@ from typing import Final
 
 from timers.client import drift
 from timers.client.fleet import shortened
+from timers.client.progress import told
 from timers.errors import LedgerUnavailable
 from timers.ledger import inbox
 from timers.ledger.database import Database
@@ -22,6 +23,11 @@ DRIFT_MS: Final = 86_400_000
 _NOT_ARMED: Final = "nothing is armed with durability `ledger`, and changes of timers wait in Redis to be copied"
 
 
+def _away(error: LedgerUnavailable) -> Check:
+    repair = "start its database, or correct TIMERS_LEDGER_URL; the pods go on by themselves"
+    return Check("ledger", "fail", str(error), _NOT_ARMED, repair)
+
+
 async def check_ledger(store: Store, database: Database) -> Check:
     """Raises Unavailable."""
     try:
@@ -34,15 +40,17 @@ async def check_ledger(store: Store, database: Database) -> Check:
         newest = await database.do(lambda c: inbox.last_refused(c, REFUSED_SHOWN), writes=False)
         compared = await drift.compared(database)
     except LedgerUnavailable as error:
-        repair = "start its database, or correct TIMERS_LEDGER_URL; the pods go on by themselves"
-        return Check("ledger", "fail", str(error), _NOT_ARMED, repair)
+        return _away(error)
     reached = await stages(store, range(store.shards))
     waiting, oldest_ms = await behind(store)
 
-    def at(*what: str) -> Sequence[str]:
-        return [str(shard) for shard, stage in reached.items() if stage.what in what]
+    async def at(*what: str) -> Sequence[str]:
+        return await told(database, {shard: stage for shard, stage in reached.items() if stage.what in what})
 
-    restoring, copying = at(RESTORE.what, CHECK), at(COPY.what)
+    try:
+        restoring, copying = await at(RESTORE.what, CHECK), await at(COPY.what)
+    except LedgerUnavailable as error:
+        return _away(error)
 
     look = (
         "pods with TIMERS_LEDGER_URL go on by themselves; if not, see `ledger` under services in /readyz of the workers"

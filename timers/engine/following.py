@@ -15,6 +15,7 @@ from typing import Final
 from timers.client.copies import give_back, restored, row_of
 from timers.client.drift import take_away
 from timers.client.facts import Facts, give_facts_back, keep_facts
+from timers.client.progress import Progress
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.errors import LedgerUnavailable
@@ -87,6 +88,7 @@ class Following:
         self._servers: set[str] = set()
         """The Redis servers that this pod has met at its URL, one after the other."""
         self._neglect = Neglect(pod.store)
+        self._progress = Progress(database)
         self._facts: Facts | None = None
         self._facts_at = 0.0
 
@@ -103,6 +105,11 @@ class Following:
             return 0.0
         now = time.monotonic()
         return now - min(self._followed.values(), default=now)
+
+    @property
+    def share(self) -> float:
+        """How much of the shards that this pod leads was restored and copied, 0 to 1: 1 unless they were lost."""
+        return self._progress.share(list(self._peers.led(self._pod.shards)))
 
     async def run(self) -> None:
         """The service `ledger`."""
@@ -228,6 +235,7 @@ class Following:
         was. If the shard is lost meanwhile, the next look begins anew."""
         carried, began, count = await founded(self._store, shard), time.monotonic(), 0
         while not stage.is_whole:
+            await self._progress.reached(shard, stage)
             if stage.what == COPY.what:
                 reached = await self._copy(shard, int(stage.place))
             elif stage.what == CHECK:
@@ -239,6 +247,7 @@ class Following:
             if not await advance(self._store, shard, carried, stage, reached):
                 return
             stage = reached
+        await self._progress.reached(shard, stage)
         _log.info("the ledger has all timers", shard=shard, restored=count, seconds=round(time.monotonic() - began, 1))
 
     async def _check(self, shard: int, agreed_ms: int) -> tuple[Stage, int]:

@@ -45,11 +45,12 @@ _log = get_logger("timers.worker")
 @dataclass(frozen=True, slots=True)
 class LedgerHealth:
     """What a pod knows of the ledger: how many changes it has yet to copy and how old the oldest may be, and how many
-    rows of the inbox were refused (None: not counted yet)."""
+    rows of the inbox were refused (None: not counted yet). `share`, 0 to 1, of its shards was restored and copied."""
 
     waiting: int
     lag_seconds: float
     refused: int | None
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +280,9 @@ class Worker:
     def _ledger_health(self) -> LedgerHealth | None:
         if self.following is None or self._inbox is None:
             return None
-        return LedgerHealth(self.following.waiting, self.following.lag_seconds, self._inbox.refused)
+        return LedgerHealth(
+            self.following.waiting, self.following.lag_seconds, self._inbox.refused, self.following.share
+        )
 
     def _ends_written(self, runs: Sequence[Run]) -> None:
         """There is room again, on this pod and in queues with a concurrency limit, whatever their shard. A claim of a

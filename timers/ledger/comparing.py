@@ -55,3 +55,11 @@ async def count_live(database: Database, shard: int) -> int:
     """How many timers of a shard are scheduled or run."""
     asked = sa.select(sa.func.count()).where(timers.c.shard == shard, timers.c.status.in_(LIVE))
     return (await database.do(lambda connection: connection.execute(asked), writes=False)).scalar_one()
+
+
+async def share_until(database: Database, shard: int, prefix: str, id: str) -> float:
+    """Which part of a shard's rows, without those of removed timers, is not behind a prefix and id."""
+    until = sa.case(((prefix, id) >= IDENTITY, 1))
+    asked = sa.select(sa.func.count(until), sa.func.count()).where(timers.c.shard == shard, timers.c.status != PURGED)
+    done, number = (await database.do(lambda connection: connection.execute(asked), writes=False)).one()
+    return float(done / number) if number else 1.0

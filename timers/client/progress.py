@@ -1,0 +1,53 @@
+"""Owns saying how far shards and the ledger have come to agree again after a loss, or for the first time."""
+
+import time
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from timers.ledger.comparing import share_until
+from timers.ledger.database import Database
+from timers.store import keys
+from timers.store.following import BUCKETS, COPY, RESTORE, Stage
+
+ASK_SECONDS: Final = 5.0
+"""How often the ledger counts how much was given back."""
+
+
+async def share(database: Database, shard: int, stage: Stage) -> float:
+    """How much of its way to agreement a shard has gone, 0 to 1: first the ledger's timers are given back, then its own
+    are copied. Raises LedgerUnavailable."""
+    if stage.is_whole:
+        return 1.0
+    if stage.what == COPY.what:
+        return (1 + int(stage.place) / BUCKETS) / 2
+    if stage.what == RESTORE.what and stage.place:
+        return await share_until(database, shard, *keys.identity_of(stage.place)) / 2
+    return 0.0
+
+
+async def told(database: Database, stages: Mapping[int, Stage]) -> list[str]:
+    """Shards that are not whole, each with what is under way and how far it is: `0 (restore, 43 %)`."""
+    return [
+        f"{shard} ({stage.what}, {await share(database, shard, stage):.0%})".replace("%", " %")
+        for shard, stage in stages.items()
+        if not stage.is_whole
+    ]
+
+
+class Progress:
+    """How far the shards are that one pod leads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._shares: dict[int, float] = {}
+        self._ask_at = 0.0
+
+    async def reached(self, shard: int, stage: Stage) -> None:
+        """A shard has reached a stage. Counts in the database now and then only."""
+        if stage.what != RESTORE.what or time.monotonic() >= self._ask_at:
+            self._shares[shard] = await share(self._database, shard, stage)
+            self._ask_at = time.monotonic() + ASK_SECONDS
+
+    def share(self, shards: Collection[int]) -> float:
+        """Of all these shards; one of which nothing was said is whole."""
+        return sum(self._shares.get(shard, 1.0) for shard in shards) / max(len(shards), 1)
