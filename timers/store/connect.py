@@ -222,7 +222,9 @@ class Connections:
 
     async def check_form(self) -> None:
         """Raise ConfigurationError if this is one node of a cluster: it has only a part of a db."""
-        with suppress(ResponseError):  # no cluster, or the user may not ask
+        with suppress(ResponseError):  # the user may not ask
+            if not (await self.commands.info("cluster"))["cluster_enabled"]:
+                return
             info: Any = await self.commands.cluster("INFO")
             if int(info["cluster_size"]) > 1:
                 raise ConfigurationError(ONE_NODE)
