@@ -98,15 +98,6 @@ class ClusterConnections(Connections):
         await self.slots.close()
 
 
-def _declared(command: Command) -> Command:
-    """A call of a script with a second key in the same slot that, like the first, never exists. While a slot is moved
-    key by key, a node answers a command whose keys are not all there with TRYAGAIN before it begins; a script that
-    declares one key would be run on half a shard."""
-    name, script, _, root, *rest = command
-    tag = root[root.find("{") + 1 : root.find("}")] if "{" in root else root
-    return name, script, 2, root, f"timers:{{{tag}}}:nothing", *rest
-
-
 class ClusterScripts(Scripts):
     """Runs scripts on the primary that has their key, over a connection that all callers share."""
 
@@ -115,9 +106,9 @@ class ClusterScripts(Scripts):
         self._slots = slots
 
     async def execute(self, *command: str | int | bytes) -> Any:
-        """See Scripts."""
-        declared = _declared(command)
-        return await self._slots.send(declared[3], lambda node: node.scripts.execute(*declared))
+        """See Scripts. While a slot is moved key by key, its node passes on with ASK what finds no key. The root that a
+        script declares never exists: so none runs on half a shard, if only nobody follows."""
+        return await self._slots.send(_key_of(command), lambda node: node.scripts.execute(*command))
 
     async def aclose(self) -> None:
         """See Scripts."""
@@ -142,7 +133,7 @@ class ClusterWriter(Writer):
 
             async def ask(node: Connections) -> None:
                 nonlocal left, are_reached
-                said, reached = await node.durable(self._level).write([_declared(commands[place]) for place in left])
+                said, reached = await node.durable(self._level).write([commands[place] for place in left])
                 are_reached = are_reached and reached
                 answers_of = dict(zip(left, said, strict=True))
                 for place, answer in answers_of.items():
@@ -187,21 +178,20 @@ class ClusterRedis(Redis):
             return await self._exists(args[1:])
         if args[0] == "SCAN":
             return await self._scan(int(args[1]), args[2:], options)
-        command = _declared(args) if args[0] in _SCRIPTS else args
 
         async def ask(node: Connections) -> Answer:
             redis: Any = node.commands
             try:
-                return await redis.execute_command(*command, **options)
+                return await redis.execute_command(*args, **options)
             except AskError as error:
                 if isinstance(error, MovedError) or args[0] in _SCRIPTS:
                     raise
-                # The key is not, or not any more, on this node, whose slot is being moved.
+                # The key is not on this node, or not any more: its slot is being moved.
                 asked: Any = self._slots.at(error, node).commands.pipeline(transaction=False)
-                _, answer = await asked.execute_command("ASKING").execute_command(*command, **options).execute()
+                _, answer = await asked.execute_command("ASKING").execute_command(*args, **options).execute()
                 return answer
 
-        return await self._slots.send(_key_of(command), ask)
+        return await self._slots.send(_key_of(args), ask)
 
     async def _exists(self, names: Sequence[Any]) -> int:
         by_slot: dict[int, list[Any]] = {}
@@ -267,7 +257,7 @@ class ClusterPipeline(Pipeline):
     async def _ask(self, node: Connections, commands: Sequence[tuple[Command, Any]]) -> Sequence[Answer]:
         asked: Any = node.commands.pipeline(transaction=False)
         for args, options in commands:
-            asked.execute_command(*(_declared(args) if args[0] in _SCRIPTS else args), **options)
+            asked.execute_command(*args, **options)
         answers = await _error_or(asked.execute(raise_on_error=False))
         if isinstance(answers, Exception):
             self._slots.doubt()
