@@ -18,6 +18,7 @@ from tests.chaos.findings import Report
 from tests.chaos.hooks import LOOPBACK, Receiver, existing, told
 from tests.chaos.over_http import HttpClient
 from tests.chaos.pods import Pods, until
+from tests.chaos.primaries import Primaries
 from tests.chaos.processors import MAX_ATTEMPTS, PREFIX
 from tests.chaos.proxy import Proxy
 from tests.chaos.server import Server
@@ -39,7 +40,8 @@ Ledger = Literal["", "sqlite", "postgresql"]
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a stage needs besides a server and pods: further server arguments, a drain timeout, a proxy between pods,
-    client and server, an API on each pod, a receiver of hooks, a number of shards, a ledger."""
+    client and server, an API on each pod, a receiver of hooks, a number of shards, a ledger, Sentinels that watch
+    over a server with two replicas."""
 
     server_options: tuple[str, ...] = ()
     drain_timeout_ms: int = 25_000
@@ -48,6 +50,7 @@ class Needs:
     hooks: bool = False
     shards: int = 1
     ledger: Ledger = ""
+    sentinels: bool = False
 
 
 NOTHING: Final = Needs()
@@ -58,7 +61,7 @@ class Stage:
     """What a run works with. `redis` connects directly to the server. `by_http` are calls to the pods' API, if they
     have one. `lines` is the folder with the witness files and the logs of the pods."""
 
-    server: Server
+    server: Server | Primaries
     redis: Redis
     proxy: Proxy | None
     client: TimerClient
@@ -70,6 +73,12 @@ class Stage:
     lease_ms: int
     ledger: Database | None
     receiver: Receiver | None
+
+    @property
+    def alone(self) -> Server:
+        """The server, which is not behind Sentinels."""
+        assert isinstance(self.server, Server)
+        return self.server
 
     async def started(self, *, attempt: int) -> Event:
         """Waits until the witness has the start of an attempt of the only timer."""
@@ -123,8 +132,12 @@ async def stage(
     async with AsyncExitStack() as ends:
         witness = Witness(lines, "driver")
         ends.callback(witness.close)
-        server = await ends.enter_async_context(await Server.start(family, directory, needs.server_options))
-        redis = await ends.enter_async_context(Redis.from_url(server.url, decode_responses=True))
+        started = await (Primaries if needs.sentinels else Server).start(family, directory, needs.server_options)
+        server: Server | Primaries = await ends.enter_async_context(started)
+        direct = connect(patient(server.url))
+        ends.push_async_callback(direct.close)
+        redis = direct.commands
+        redis.connection_pool.connection_kwargs["decode_responses"] = True
         proxy = await ends.enter_async_context(Proxy(server.url)) if needs.proxy else None
         url = proxy.url if proxy else server.url
         ledger = await _ledger(directory, needs.ledger) if needs.ledger else None

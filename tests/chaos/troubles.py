@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.chaos import faults, server_faults
+from tests.chaos.primaries import HOWS, Primaries
 from tests.chaos.stage import NOTHING, Needs, Stage
 
 Make = Callable[[Stage, random.Random], Awaitable[None]]
@@ -85,14 +86,14 @@ async def _roll(on: Stage, _: random.Random) -> None:
 
 async def _restart(on: Stage, rng: random.Random) -> None:
     await on.pods.ready()
-    await server_faults.restart(on.witness, on.server, down_s=rng.uniform(0.1, 1.5))
+    await server_faults.restart(on.witness, on.alone, down_s=rng.uniform(0.1, 1.5))
     await on.pods.healed()
 
 
 async def _outlast(on: Stage, rng: random.Random) -> None:
     """Pause a pod for longer than a lease: others may take over each of its runs, although it lives."""
     await on.pods.ready()
-    await server_faults.restart(on.witness, on.server, down_s=rng.uniform(1.1, 1.5) * on.lease_ms / 1000)
+    await server_faults.restart(on.witness, on.alone, down_s=rng.uniform(1.1, 1.5) * on.lease_ms / 1000)
     await on.pods.healed()
 
 
@@ -149,25 +150,25 @@ async def _flush(on: Stage, rng: random.Random) -> None:
 
 async def _start_empty(on: Stage, rng: random.Random) -> None:
     await on.pods.ready()
-    await server_faults.go_back(on.witness, on.server, None, down_s=rng.uniform(0.1, 1.0))
+    await server_faults.go_back(on.witness, on.alone, None, down_s=rng.uniform(0.1, 1.0))
     await _kill_soon(on, rng)
 
 
 async def _go_back(on: Stage, rng: random.Random) -> None:
     """Another server, with a copy of the data that is a second or more old. Once in three all pods die with it."""
     folder = on.lines.parent / f"copy-{rng.random()}"
-    on.server.keep(folder)
+    on.alone.keep(folder)
     await asyncio.sleep(rng.uniform(1.0, 3.0))
     await on.pods.ready()
     if rng.random() < 1 / 3:
         victims = list(on.pods.live)
         await asyncio.gather(*(faults.kill(on.witness, victim) for victim in victims))
-        await server_faults.go_back(on.witness, on.server, folder, down_s=0.1)
+        await server_faults.go_back(on.witness, on.alone, folder, down_s=0.1)
         for victim in victims:
             await on.pods.replace(victim)
         await on.pods.ready()
     else:
-        await server_faults.go_back(on.witness, on.server, folder, down_s=rng.uniform(0.1, 1.0))
+        await server_faults.go_back(on.witness, on.alone, folder, down_s=rng.uniform(0.1, 1.0))
         await _kill_soon(on, rng)
 
 
@@ -181,6 +182,13 @@ async def _kill_soon(on: Stage, rng: random.Random) -> None:
 
 async def _lose_anything(on: Stage, rng: random.Random) -> None:
     await rng.choice((_flush, _start_empty, _go_back))(on, rng)
+
+
+async def _fail_over(on: Stage, rng: random.Random) -> None:
+    assert isinstance(on.server, Primaries)
+    await on.pods.ready()
+    await on.server.fail(on.witness, rng.choice(HOWS), rng)
+    await on.pods.healed()
 
 
 LEDGER_TROUBLES: Final = ("flushalls", "emptied", "older", "lost")
@@ -199,6 +207,7 @@ TROUBLES: Final[Mapping[str, Trouble]] = {
     "flushes": Trouble(_forget, times=100),
     "hangups": Trouble(_hang_up, times=40),
     "losses": Trouble(_lose, times=100, needs=Needs(proxy=True)),
+    "failovers": Trouble(_fail_over, spread_s=60.0, times=5, needs=Needs(sentinels=True)),
     "flushalls": Trouble(_flush, timers=4_000, times=5),
     "emptied": Trouble(_start_empty, timers=4_000, times=5),
     "older": Trouble(_go_back, timers=4_000, times=4),

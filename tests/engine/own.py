@@ -22,6 +22,12 @@ class OwnServer:
         self._running = await start_server(self._family, self._folder, *self._options)
         self.url = self._running.url
 
+    @property
+    def pid(self) -> int:
+        """Its process. Only while it is up."""
+        assert self._running is not None, "the server is up"
+        return self._running.pid
+
     def down(self) -> None:
         """Kill it. A second call does nothing."""
         if self._running is not None:
@@ -37,5 +43,4 @@ class OwnServer:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        assert self._running is not None, "the server is up"
-        os.kill(self._running.pid, number)
+        os.kill(self.pid, number)

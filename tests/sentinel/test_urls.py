@@ -40,7 +40,9 @@ async def test_servers_and_sentinels_have_accounts_of_their_own(family: Family, 
     sentinel = Sentinel(family, tmp_path / "sentinel", node)
     with (tmp_path / "sentinel" / "sentinel.conf").open("a") as config:
         config.write(f"sentinel auth-pass {SERVICE} for-servers\nuser default off\nuser watch on >of-sentinels &* ")
-        config.write("+subscribe +ping +sentinel|master +sentinel|masters +sentinel|get-master-addr-by-name\n")
+        config.write(
+            "+subscribe +ping +sentinel|master +sentinel|masters +sentinel|get-master-addr-by-name +sentinel|replicas\n"
+        )
     await node.up()
     sentinel.up()
     given = f"redis+sentinel://:for-servers@{sentinel.name}/{SERVICE}/3?sentinel_username=watch&sentinel_password="

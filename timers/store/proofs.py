@@ -22,6 +22,7 @@ from timers.store.connect import Connections
 from timers.store.cooperative import set_within
 from timers.store.notifications import FLAGS, ensure_notifications, missing_flags, set_canary, subscribe, touch_canary
 from timers.store.scripts import reachable, read
+from timers.store.sentinel_check import check_sentinels
 from timers.store.store import Store
 
 SCAN_LIMIT: Final = 100_000
@@ -78,6 +79,7 @@ async def check_server(
         await _tried("foreign", foreign_keys(store, served)),
         await _tried("latency", latency(store)),
         await _tried("clock", skew(store)),
+        *[check async for check in check_sentinels(store, config, fix=fix)],
     ]
 
 

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from redis.asyncio import Redis
-from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, parse_url
+from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, SSLConnection, parse_url
 from redis.exceptions import (
     ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
+    NoPermissionError,
     RedisError,
     ResponseError,
 )
@@ -85,6 +86,8 @@ class Sentinels:
         self._pool = pool
         self.primary: Address | None = None
         """As last known; None before that, and during a failover."""
+        self.replicas: Sequence[Address] = ()
+        """Those that are up, as a Sentinel said last."""
         self._said: dict[Address, tuple[float, Said]] = {}
         self._troubles: dict[Address, Exception] = {}
         self._left: Address | None = None
@@ -161,14 +164,14 @@ class Sentinels:
         """Ask a Sentinel at once, at each event that it tells of, and each POLL_SECONDS, until it does not answer."""
         asked, events, asks = self.client(place), self._dial(place), asyncio.Event()
         try:
-            self._hear(place, await self.ask(asked, place))
+            self._hear(place, await self._ask(asked, place))
             await events.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
             await events.send_command("SUBSCRIBE", *_EVENTS)
             listening = asyncio.create_task(_listen(events, asks))
             try:
                 while not listening.done():
                     asks.clear()
-                    self._hear(place, await self.ask(asked, place))
+                    self._hear(place, await self._ask(asked, place))
                     await set_within(asks, POLL_SECONDS)
                 await listening
             finally:
@@ -181,13 +184,36 @@ class Sentinels:
     def _dial(self, place: Address) -> AbstractConnection:
         return dial(self.client(place).connection_pool)
 
-    async def ask(self, redis: Redis, place: Address) -> Said:
-        """What the Sentinel says of the service. Raises ConnectionError if it knows none of this name, or is none."""
+    async def facts(self, redis: Redis, place: Address) -> Mapping[str, str]:
+        """The fields of `SENTINEL MASTER`. Raises ConnectionError if it knows none of this name, or is no Sentinel."""
         asking: Any = redis
         try:
-            known = _fields(await asking.execute_command("SENTINEL", "MASTER", self.service))
+            return fields(await asking.execute_command("SENTINEL", "MASTER", self.service))
         except ResponseError as error:
             raise await self._meant(asking, place, error) from error
+
+    async def known_replicas(self, redis: Redis) -> Sequence[Mapping[str, str]]:
+        """The fields of each one of `SENTINEL REPLICAS`."""
+        asking: Any = redis
+        return [fields(each) for each in await asking.execute_command("SENTINEL", "REPLICAS", self.service)]
+
+    async def against(self, redis: Redis) -> str:
+        """Why there can be no failover now; empty if there can."""
+        asking: Any = redis
+        try:
+            await asking.execute_command("SENTINEL", "CKQUORUM", self.service)
+        except NoPermissionError:
+            return ""
+        except ResponseError as error:
+            return str(error)
+        return ""
+
+    async def _ask(self, redis: Redis, place: Address) -> Said:
+        """What the Sentinel says of the service. Raises as `facts`."""
+        asking: Any = redis
+        known = await self.facts(redis, place)
+        found = await self.known_replicas(redis)
+        self.replicas = [(each["ip"], int(each["port"])) for each in found if is_up(each)]
         state = known.get("failover-state", "none")
         if state in _PROMISED:
             return Said(int(known["config-epoch"]), None)
@@ -201,7 +227,7 @@ class Sentinels:
             return _WrongUrl(f"TIMERS_REDIS_URL names {at}, which is no Sentinel; use redis://{at}/DB (or rediss://)")
         if "no such" not in said:
             return error
-        services = [_fields(each)["name"] for each in await redis.execute_command("SENTINEL", "MASTERS")]
+        services = [fields(each)["name"] for each in await redis.execute_command("SENTINEL", "MASTERS")]
         known = f"it knows {', '.join(map(repr, services))}" if services else "it knows none"
         return _WrongUrl(f"the Sentinel at {at} knows no service {self.service!r}; {known}")
 
@@ -257,7 +283,12 @@ async def _listen(events: AbstractConnection, asks: asyncio.Event) -> None:
         asks.set()
 
 
-def _fields(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> Mapping[str, str]:
+def is_up(server: Mapping[str, str]) -> bool:
+    """Whether the Sentinel reaches a server, given with its fields."""
+    return not {"s_down", "o_down", "disconnected"} & set(server["flags"].split(","))
+
+
+def fields(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> Mapping[str, str]:
     """Names and values in turn as a mapping."""
     said = [each.decode(errors="replace") for each in flat]
     return dict(zip(said[::2], said[1::2], strict=True))
@@ -287,6 +318,24 @@ class SentinelConnections(Connections):
     """Connections to the primary behind Sentinels."""
 
     sentinels: Sentinels = field(kw_only=True)
+    _made: dict[Address, Connections] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def replicas(self) -> Sequence[Connections]:
+        """See Connections."""
+        return [self._to(address) for address in self.sentinels.replicas]
+
+    def _to(self, address: Address) -> Connections:
+        """Connections to one server, whatever its role."""
+        if address not in self._made:
+            pool = self.commands.connection_pool
+            options = {**pool.connection_kwargs, "host": address[0], "port": address[1], "max_connections": 1}
+            tls = {"connection_class": SSLConnection} if "ssl_cert_reqs" in options else {}
+            plain = make_pool({**options, **tls}, ANSWER_SECONDS)
+            self._made[address] = Connections(
+                Redis.from_pool(plain), self.db, ScriptConnection(dial(plain), answer_s=ANSWER_SECONDS)
+            )
+        return self._made[address]
 
     @property
     def options(self) -> str:
@@ -301,6 +350,8 @@ class SentinelConnections(Connections):
         return _OwnScripts(connection, answer_s=answer_s)
 
     async def close(self) -> None:
+        for each in self._made.values():
+            await each.close()
         await Connections.close(self)
         await self.sentinels.close()
 

@@ -1,0 +1,70 @@
+"""The doctor behind Sentinels: who decides, who can take over, and what that one would announce."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.sentinels import Sentinels
+from tests.waiting import patient
+from timers.client import open_store
+from timers.client.doctor import examine
+from timers.store.checkup import Check
+from timers.store.connect import connect
+from timers.store.store import Store
+
+FLAGS = "notify-keyspace-events"
+
+
+@pytest.fixture
+async def store(sentinels: Sentinels) -> AsyncIterator[Store]:
+    """A store behind Sentinels."""
+    connections = connect(patient(sentinels.url))
+    yield await open_store(connections)
+    await connections.close()
+
+
+async def finding(store: Store, name: str, **how: Any) -> Check:
+    """What the doctor says of this."""
+    return next(check for check in await examine(store, **how) if check.name == name)
+
+
+async def test_all_sentinels_and_who_is_primary_are_named(sentinels: Sentinels, store: Store) -> None:
+    primary = await sentinels.primary()
+    found = await finding(store, "sentinels")
+    assert (found.level, found.said) == (
+        "ok",
+        f"3 of 3 Sentinels answer, quorum 2; 'timers' has the primary {primary.name}",
+    )
+
+
+async def test_a_sentinel_that_is_away_is_named_and_a_lost_majority_fails(sentinels: Sentinels, store: Store) -> None:
+    first, second, _ = sentinels.sentinels
+    first.down()
+    found = await finding(store, "sentinels")
+    assert (found.level, first.name in found.said) == ("warn", True)
+    second.down()
+    found = await finding(store, "sentinels")
+    assert (found.level, found.said.partition(",")[0]) == ("fail", "1 of 3 Sentinels answer")
+
+
+async def test_a_primary_that_may_be_cut_off_is_warned_of(sentinels: Sentinels, store: Store) -> None:
+    found = await finding(store, "failover")
+    assert (found.level, found.said) == ("warn", "min-replicas-to-write is 0")
+    primary = await sentinels.primary()
+    await primary.ask("CONFIG", "SET", "min-replicas-to-write", 1)
+    found = await finding(store, "failover")
+    await primary.ask("CONFIG", "SET", "min-replicas-to-write", 0)
+    replicas = {node.name for node in sentinels.nodes if node is not primary}
+    assert found.level == "ok"
+    assert set(found.said.removeprefix("these can take over: ").split(", ")) == replicas
+
+
+async def test_flags_that_a_replica_lacks_are_named_and_set(sentinels: Sentinels, store: Store) -> None:
+    primary = await sentinels.primary()
+    replica = next(node for node in sentinels.nodes if node is not primary)
+    await replica.ask("CONFIG", "SET", FLAGS, "")
+    found = await finding(store, "replicas' flags")
+    assert (found.level, found.said) == ("warn", f"{replica.name} lacks 'Ex'")
+    assert (await finding(store, "replicas' flags", fix=True)).level == "ok"
+    assert (await replica.ask("CONFIG", "GET", FLAGS))[1]

@@ -1,0 +1,130 @@
+"""Owns checking what a failover needs: Sentinels that can decide, a replica that can take over, and its settings."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from redis.exceptions import RedisError, ResponseError
+
+from timers.errors import RedisRights, Unavailable
+from timers.store.checkup import Check, Facts, judged, setting
+from timers.store.notifications import FLAGS, ensure_notifications, missing_flags, text_of
+from timers.store.scripts import reachable
+from timers.store.sentinel import Address, SentinelConnections, Sentinels, is_up, shown
+from timers.store.store import Store
+
+FEWEST: Final = 3
+"""Sentinels of which one may fail, and the others still are a majority."""
+
+
+class _Word(NamedTuple):
+    """What a Sentinel answers: its fields of the service, those of each replica, and what speaks against a failover."""
+
+    facts: Mapping[str, str]
+    replicas: Sequence[Mapping[str, str]]
+    against: str
+
+
+async def check_sentinels(store: Store, config: Mapping[str, str] | None, *, fix: bool) -> AsyncIterator[Check]:
+    """The checks of a db behind Sentinels; none of another one. `config` is that of the primary; `fix` turns missing
+    notification flags of the replicas on."""
+    connections = store.connections
+    if not isinstance(connections, SentinelConnections):
+        return
+    sentinels = connections.sentinels
+    words = await asyncio.gather(*(_word(sentinels, place) for place in sentinels.places))
+    yield _quorum(sentinels, words)
+    heard = [word for word in words if isinstance(word, _Word)]
+    yield _successors(heard[0].replicas if heard else [], config)
+    yield await _flags(connections, fix=fix)
+
+
+async def _word(sentinels: Sentinels, place: Address) -> _Word | Exception:
+    redis = sentinels.client(place)
+    try:
+        facts, replicas = await sentinels.facts(redis, place), await sentinels.known_replicas(redis)
+        return _Word(facts, replicas, await sentinels.against(redis))
+    except (RedisError, OSError) as error:
+        return error
+    finally:
+        await redis.aclose(close_connection_pool=True)
+
+
+def _quorum(sentinels: Sentinels, words: Sequence[_Word | Exception]) -> Check:
+    heard = [word for word in words if isinstance(word, _Word)]
+    silent = [shown(place) for place, word in zip(sentinels.places, words, strict=True) if isinstance(word, Exception)]
+    there = max((int(word.facts["num-other-sentinels"]) + 1 for word in heard), default=0)
+    primaries = sorted({f"{word.facts['ip']}:{word.facts['port']}" for word in heard})
+    against = next((word.against for word in heard if word.against), "")
+    said = f"{len(heard)} of {len(words)} Sentinels answer, quorum {heard[0].facts['quorum'] if heard else 'unknown'}"
+    stands = "nobody replaces the primary when it dies; timers stand still then"
+    away = f"{said}; without an answer: {', '.join(silent)}"
+    alone, few = f"TIMERS_REDIS_URL names {len(words)} of {there} Sentinels", f"there are {there} Sentinels"
+    return judged(
+        "sentinels",
+        f"{said}; {sentinels.service!r} has the primary {', '.join(primaries)}",
+        (2 * len(heard) <= len(words), "fail", away, stands, "start the others; `SENTINEL CKQUORUM` of one tells more"),
+        (
+            bool(against),
+            "fail",
+            against,
+            stands,
+            "start the missing Sentinels, or take those that are gone for good out",
+        ),
+        (bool(silent), "warn", away, "a failover needs a majority of them", "start it, or correct the URL"),
+        (
+            len(primaries) > 1,
+            "warn",
+            f"{said}; they name {' and '.join(primaries)}",
+            "a failover is in progress",
+            "run the doctor again",
+        ),
+        (
+            there < FEWEST,
+            "warn",
+            few,
+            "when one fails, the rest are no majority",
+            f"run {FEWEST} on machines of their own",
+        ),
+        (2 * len(words) <= there, "warn", alone, "if these are away, no pod can start", "name all of them"),
+    )
+
+
+def _successors(replicas: Sequence[Mapping[str, str]], config: Mapping[str, str] | None) -> Check:
+    able = [f"{each['ip']}:{each['port']}" for each in replicas if is_up(each) and each["slave-priority"] != "0"]
+    unable = [f"{each['ip']}:{each['port']} ({each['flags']})" for each in replicas if not is_up(each)]
+    wanted = (config or {}).get("min-replicas-to-write", "")
+    none, stands = "no replica can take over", "nobody replaces the primary when it dies; timers stand still then"
+    cut_off = "a primary that is cut off goes on taking timers and starting runs, and the failover loses them"
+    asks_none, write = "min-replicas-to-write is 0", setting(_KEPT, "min-replicas-to-write", 1)
+    missing, fewer = f"replicas are away: {', '.join(unable)}", "fewer can take over"
+    return judged(
+        "failover",
+        f"these can take over: {', '.join(able)}",
+        (not able, "fail", none, stands, "start a replica of the primary, with a replica-priority above 0"),
+        (bool(unable), "warn", missing, fewer, "start them; `SENTINEL RESET` forgets those that are gone for good"),
+        (wanted == "0", "warn", asks_none, cut_off, f"with two replicas: {write}"),
+    )
+
+
+_KEPT: Final[Facts] = {"config_file": "there"}
+"""Sentinels write the configuration files of their servers, so these have one."""
+
+
+async def _flags(connections: SentinelConnections, *, fix: bool) -> Check:
+    lacking, unseen = list[str](), list[str]()
+    for replica, address in zip(connections.replicas, connections.sentinels.replicas, strict=True):
+        try:
+            with reachable():
+                if fix:
+                    await ensure_notifications(replica.commands)
+                found = await replica.commands.config_get(FLAGS)
+        except (ResponseError, RedisRights, Unavailable) as error:
+            unseen.append(f"{shown(address)} ({error})")
+            continue
+        current = {text_of(name): text_of(value) for name, value in found.items()}.get(FLAGS, "")
+        if missing := missing_flags(current):
+            lacking.append(f"{shown(address)} lacks {missing!r}")
+    fine = f"{FLAGS} is not to be seen on {', '.join(unseen)}" if unseen else f"{FLAGS} is set on all replicas"
+    means = "as the primary it announces nothing until a pod has set it"
+    return judged("replicas' flags", fine, (bool(lacking), "warn", "; ".join(lacking), means, "`timers doctor --fix`"))
