@@ -61,7 +61,8 @@ def _planned(row: Taken, asked: Request, now_ms: float) -> Arming:
     if asked.new is None:
         raise ValueError("a create has a timer")
     arming = plan(asked.new, now_ms - row.age_ms, asked.traceparent, f"{CAUSE} {row.mark}")
-    return arming._replace(due=f"+{int(arming.due[1:]) - row.age_ms}") if arming.due[0] == "+" else arming
+    due = f"+{int(arming.due[1:]) - row.age_ms}" if arming.due[0] == "+" else arming.due
+    return arming._replace(due=due, durability="fast")  # the ledger has it
 
 
 async def _act(client: TimerClient, asked: _Asked) -> dict[int, Result]:

@@ -6,15 +6,15 @@ has a timer of that name, Redis decides, and the row follows it.
 
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.client.copies import record_of, restored, row_of_timer
-from timers.core.model import RESTORED, Timer
+from timers.core.model import RESTORED, Status, Timer
 from timers.core.shapes import Durability
 from timers.errors import Moving, Unavailable
-from timers.ledger import rows
+from timers.ledger import requests, rows
 from timers.ledger.database import Database
 from timers.ledger.rows import Row
 from timers.store import codec
@@ -37,11 +37,10 @@ class LedgerFirst:
     async def arm(self, armings: Sequence[Arming], quota: Quota | None = None) -> list[Reply]:
         """As `Quotas.arm`; first in the ledger, if that is their durability. While Redis is away new timers are armed
         later, which their `armed` says, and the ledger decides what exists."""
-        if not armings or armings[0].durability != LEDGER:
+        level = armings[0].durability if armings else FAST
+        if level != LEDGER:
             replies = await self._quotas.arm(armings, quota)
-            return (
-                replies if not armings or armings[0].durability != FAST else [r.with_durability(FAST) for r in replies]
-            )
+            return [reply.with_durability(FAST) for reply in replies] if level == FAST else replies
         sent, written = await self._write(armings)
         try:
             replies = await self._quotas.arm(sent, quota)
@@ -94,27 +93,26 @@ class LedgerFirst:
     async def _unarmed(
         self, armings: Sequence[Arming], written: Collection[Identity], away: Unavailable
     ) -> list[Reply]:
-        """The replies while Redis is away. Raises `away` if one cannot be decided without it."""
+        """The replies while Redis is away. Raises `away` if one cannot be decided without it. What replaces a timer
+        waits in the inbox."""
         new = {(a.prefix, a.id): a.created_ms for a in armings if (a.prefix, a.id) in written}
         others = [(a.prefix, a.id) for a in armings if (a.prefix, a.id) not in new]
 
-        async def decide(connection: AsyncConnection) -> dict[Identity, Row]:
+        async def decide(connection: AsyncConnection) -> list[Reply]:
             await rows.await_arming(connection, [(*identity, created_ms) for identity, created_ms in new.items()])
-            return await rows.find(connection, others)
+            there = await rows.find(connection, others)
+            replies = []
+            for arming in armings:
+                row = there.get((arming.prefix, arming.id))
+                reply = _unarmed(arming, row, is_new=(arming.prefix, arming.id) in new)
+                if reply is None:
+                    raise away
+                if reply.code == "replaced":
+                    await requests.arm(connection, arming.prefix, arming.id, **_fields(arming))
+                replies.append(reply)
+            return replies
 
-        there = await self._database.do(decide)
-        replies = []
-        for arming in armings:
-            row = there.get((arming.prefix, arming.id))
-            if (arming.prefix, arming.id) in new:
-                unarmed = _timer(arming)._replace(armed=False, durability=LEDGER)
-                replies.append(Reply("created", unarmed))
-            elif row is None or arming.if_exists == "replace":
-                raise away
-            else:
-                timer = codec.readable(row.prefix, row.id, record_of(row))
-                replies.append(Reply("kept" if arming.if_exists == "keep" else "exists", timer))
-        return replies
+        return await self._database.do(decide)
 
     async def ready(self, identity: Identity) -> None:
         """Before a change of a timer: raises LedgerUnavailable if the ledger is away, so that nothing was changed then.
@@ -147,6 +145,29 @@ class LedgerFirst:
 
     def _row(self, timer: Timer) -> Row:
         return row_of_timer(self._store.shard_of(timer.prefix, timer.id), timer)
+
+
+def _unarmed(arming: Arming, row: Row | None, *, is_new: bool) -> Reply | None:
+    """The reply to an arming while Redis is away, given its timer's row in the ledger. None if only Redis knows it:
+    whether a timer that runs has ended."""
+    timer = _timer(arming)._replace(armed=False, durability=LEDGER)
+    if is_new:
+        return Reply("created", timer)
+    if row is None or (arming.if_exists == "replace" and row.status == Status.RUNNING):
+        return None
+    there = codec.readable(row.prefix, row.id, record_of(row))
+    if arming.if_exists == "replace":
+        if there is None:  # a later version wrote it
+            return None
+        return Reply("replaced", timer._replace(created_ms=there.created_ms, version=there.version + 1))
+    return Reply("kept" if arming.if_exists == "keep" else "exists", there)
+
+
+def _fields(arming: Arming) -> dict[str, Any]:
+    """What asks the inbox for the same. A ladder that gives the due time gives it there, too."""
+    kept = {name: value for name, value in arming.spec.items() if name != "ladder_first"}
+    due = {} if "ladder_first" in arming.spec else {"due_at": int(arming.due[1:])}
+    return {**kept, **due, "if_exists": arming.if_exists}
 
 
 def _absolute(due: str, now_ms: int) -> str:
