@@ -34,7 +34,7 @@ async def told(database: Database, stages: Mapping[int, Stage]) -> list[str]:
     ]
 
 
-class Progress:
+class Shares:
     """How far the shards are that one pod leads."""
 
     def __init__(self, database: Database) -> None:

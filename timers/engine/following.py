@@ -15,7 +15,7 @@ from typing import Final
 from timers.client.copies import give_back, restored, row_of
 from timers.client.drift import take_away
 from timers.client.facts import Facts, give_facts_back, keep_facts
-from timers.client.progress import Progress
+from timers.client.progress import Shares
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.errors import LedgerUnavailable
@@ -88,7 +88,7 @@ class Following:
         self._servers: set[str] = set()
         """The Redis servers that this pod has met at its URL, one after the other."""
         self._neglect = Neglect(pod.store)
-        self._progress = Progress(database)
+        self._progress = Shares(database)
         self._facts: Facts | None = None
         self._facts_at = 0.0
 
