@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from tests.engine.own import OwnServer
 from tests.servers import free_port
@@ -151,6 +151,30 @@ class Cluster:
         await eventually(follows, "the primary follows its replica")
         return successor
 
+    async def move(self, key: str) -> Node:
+        """Give the hash slot of a key to another primary. All its keys are lost. Returns that primary."""
+        was = await self.owner(key)
+        now = next(node for node in await self.primaries() if node is not was)
+        slot, new_id = await was.ask("CLUSTER KEYSLOT", key), await now.ask("CLUSTER MYID")
+
+        async def is_given() -> bool:
+            try:
+                for there in await was.ask("CLUSTER GETKEYSINSLOT", slot, 10_000):
+                    await was.ask("DEL", there)
+            except ResponseError:  # it knows already that it lost the slot
+                return True
+            try:
+                return bool(await was.ask("CLUSTER SETSLOT", slot, "NODE", new_id))
+            except ResponseError:  # somebody has written there again
+                return False
+
+        # Only a node that imports the slot tells the others that its word is the newest.
+        await now.ask("CLUSTER SETSLOT", slot, "IMPORTING", await was.ask("CLUSTER MYID"))
+        await now.ask("CLUSTER SETSLOT", slot, "NODE", new_id)
+        await eventually(is_given, "the slot has no keys")
+        await eventually(self._is_whole, "all nodes know")
+        return now
+
     def stop(self) -> None:
         """End all nodes."""
         for node in self.nodes:
@@ -166,9 +190,12 @@ class Cluster:
     async def _is_whole(self) -> bool:
         try:
             infos = await asyncio.gather(*(node.ask("CLUSTER INFO") for node in self.nodes))
+            slots = await asyncio.gather(*(node.ask("CLUSTER SLOTS") for node in self.nodes))
             heads = await asyncio.gather(*(node.is_primary(replicas=self.replicas) for node in self.nodes))
             following = await asyncio.gather(*(node.is_replica() for node in self.nodes))
         except (RedisError, OSError):
             return False  # loading
         all_ok = all(info["cluster_state"] == "ok" and info["cluster_slots_ok"] == str(SLOTS) for info in infos)
+        owners = {tuple(sorted((begin, end, head[1]) for begin, end, head, *_ in said)) for said in slots}
+        all_ok = all_ok and len(owners) == 1
         return all_ok and sum(heads) == self.size and sum(following) == self.size * self.replicas

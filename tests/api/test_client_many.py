@@ -388,7 +388,7 @@ async def test_a_listener_that_does_not_read_costs_nothing_and_learns_how_much_i
 
 
 async def test_a_listener_that_takes_nothing_holds_nobody_up(client: TimerClient, store: Store) -> None:
-    feed = Feed(partial(changes, store.connections))
+    feed = Feed(partial(changes, store))
     slow, quick = feed.join(), feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await quick.next() == OPEN

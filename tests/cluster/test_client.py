@@ -43,14 +43,6 @@ def armings(number: int) -> list[Arming]:
     return [Arming("log", f"user-{place}", "+60000", {"payload": place}) for place in range(number)]
 
 
-async def move(cluster: Cluster, slot: int) -> None:
-    """Give a slot without keys to another primary."""
-    was = await cluster.owner(ROOT)
-    now = next(node for node in await cluster.primaries() if node is not was)
-    for node in (now, was):
-        await node.ask("CLUSTER SETSLOT", slot, "NODE", await now.ask("CLUSTER MYID"))
-
-
 async def test_a_db_on_a_cluster_has_64_shards_on_all_primaries(store: Store) -> None:
     assert store.shards == 64
     assert {reply.code for reply in await store.arm(armings(500))} == {"created"}
@@ -92,10 +84,10 @@ async def test_a_moved_slot_is_found(store: Store, cluster: Cluster) -> None:
     elsewhere = store.connections.dial_scripts(answer_s=100)
     assert [await each.eval(COUNT, 1, ROOT) for each in (scripts, redis, elsewhere)] == [1, 2, 3]
     await redis.delete(f"{ROOT}times")
-    await move(cluster, slot_of(ROOT))
+    await cluster.move(ROOT)
     assert [await each.eval(COUNT, 1, ROOT) for each in (scripts, redis, elsewhere)] == [1, 2, 3]
     await redis.delete(f"{ROOT}times")
-    await move(cluster, slot_of(ROOT))
+    await cluster.move(ROOT)
     async with redis.pipeline(transaction=False) as asked:
         asked.eval(COUNT, 1, ROOT)
         asked.get(f"{ROOT}times")

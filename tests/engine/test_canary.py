@@ -9,8 +9,9 @@ from typing import Any, Final
 import pytest
 
 from tests.engine.fleet import options_of, until
+from tests.engine.judging import judging
 from tests.waiting import DEADLINE_SECONDS
-from timers.engine.canary import LATE_SECONDS, Canary
+from timers.engine.canary import LATE_SECONDS
 from timers.engine.pod import Pod
 from timers.errors import Unavailable
 from timers.processor import Registry
@@ -30,7 +31,7 @@ class _Rig:
         self.store = Store(Connections(server, 0, server))
         given: dict[str, Any] = {"canary_every_seconds": 0.0, "deaf_seconds": 0.05, **seconds}
         pod = Pod(self.store, Registry([]), options_of(**given))
-        self.canary = Canary(pod, life_ms=0, late_seconds=late_seconds)
+        self.canaries, self.canary = judging(pod, life_ms=0, late_seconds=late_seconds)
         self.touches_until_gone = 1
         self.announces = True
         self.announce_after = 0.0
@@ -63,7 +64,7 @@ class _Rig:
 @asynccontextmanager
 async def running_canary(**seconds: float) -> AsyncIterator[_Rig]:
     rig = _Rig(**seconds)
-    running = asyncio.create_task(rig.canary.run())
+    running = asyncio.create_task(rig.canaries.run())
     yield rig
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -152,7 +153,7 @@ async def test_a_pod_that_stood_still_is_not_deaf_if_the_event_waits_to_be_read(
 
 async def test_what_a_pod_has_heard_counts_from_before_it_asked_for_the_subscription(rig: _Rig) -> None:
     """A pod that stood still before it read the confirmation took what had come meanwhile for news."""
-    canary = Canary(Pod(rig.store, Registry([]), options_of("b")))
+    _, canary = judging(Pod(rig.store, Registry([]), options_of("b")))
     canary.resubscribed(AT_MS)
     assert canary.heard_until_ms == AT_MS
 
@@ -195,5 +196,5 @@ async def test_without_redis_it_ends_and_its_last_judgement_stays() -> None:
     rig = _Rig()
     rig.trouble = Unavailable("away")
     with pytest.raises(Unavailable):
-        await rig.canary.run()
+        await rig.canaries.run()
     assert rig.canary.delivery == "ok"

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.engine.fleet import options_of
+from tests.engine.fleet import options_of, until
+from tests.engine.judging import judging
 from tests.servers import start_server
 from tests.waiting import eventually, patient
 from timers import Context, Timer
 from timers.client import open_store
 from timers.embedded import Family
-from timers.engine.canary import Canary
+from timers.engine.canary import Canaries
 from timers.engine.hooks import Hooks
 from timers.engine.intake import Intake
 from timers.engine.listener import Listener
@@ -60,8 +61,8 @@ class _Rig:
     def __init__(self) -> None:
         self.store, self.intake = _DueJustNow(), Intake()
         pod = _pod(self.store)
-        self.canary = Canary(pod)
-        self.sweeper = Sweeper(pod, self.intake, Peers(Membership(self.store), Member("a")), self.canary)
+        canaries, self.canary = judging(pod)
+        self.sweeper = Sweeper(pod, self.intake, Peers(Membership(self.store), Member("a")), canaries)
 
     async def marks_after_a_poll(self) -> bool:
         """True if the sweep's next look, until it sleeps again, marks what it finds."""
@@ -98,7 +99,7 @@ async def test_a_gap_during_a_look_that_failed_was_forgotten() -> None:
     await _after_a_gap_was_swept(rig)
 
     def fail() -> None:
-        rig.sweeper.sweep_everything()
+        rig.sweeper.sweep_everything([0])
         raise Unavailable("away")
 
     rig.store.during = fail
@@ -135,7 +136,7 @@ async def test_each_cut_of_the_subscription_makes_the_next_one_come_later(store:
     time."""
     subscriptions = _Subscriptions()
     pod = _pod(store, subscriptions)
-    listening = asyncio.create_task(_listener(pod, Canary(pod)).run())
+    listening = asyncio.create_task(_listener(pod, Canaries(pod)).run())
 
     async def cut() -> bool:
         return bool(await store.connections.commands.client_kill_filter(_type="pubsub"))
@@ -151,11 +152,11 @@ async def test_each_cut_of_the_subscription_makes_the_next_one_come_later(store:
     assert all(seconds > 0 for seconds in subscriptions.gaps[1:])
 
 
-def _listener(pod: Pod, canary: Canary) -> Listener:
+def _listener(pod: Pod, canaries: Canaries) -> Listener:
     peers, intake = Peers(Membership(pod.store), Member("a")), Intake()
-    sweeper = Sweeper(pod, intake, peers, canary)
+    sweeper = Sweeper(pod, intake, peers, canaries)
     hooks = Hooks(pod, peers)
-    return Listener(pod, intake, sweeper, peers=peers, canary=canary, hooks=hooks, bare=None)
+    return Listener(pod, intake, sweeper, peers=peers, canaries=canaries, hooks=hooks, bare=None)
 
 
 class _Line:
@@ -180,10 +181,12 @@ async def _silences(
     store: Store, line: _Line, monkeypatch: pytest.MonkeyPatch, wanted: Callable[[int], object]
 ) -> None:
     """Listen over this connection, which brings no canary, until `wanted` agrees with the number of silences."""
-    monkeypatch.setattr("timers.engine.listener.listen", line)
+    monkeypatch.setattr("timers.engine.subscription.listen", line)
     pod = _pod(store, canary_every_seconds=0.01, deaf_seconds=0.01)
-    canary, silences = Canary(pod), 0
-    services = [asyncio.create_task(s.run()) for s in (canary, _listener(pod, canary))]
+    canaries, silences = Canaries(pod), 0
+    services = [asyncio.create_task(s.run()) for s in (canaries, _listener(pod, canaries))]
+    await until(lambda: canaries.by_node, "the listener has begun")
+    (canary,) = canaries.by_node.values()
     while not wanted(silences):
         await canary.next_failure()
         silences += 1

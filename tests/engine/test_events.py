@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.life.past import make_older
 from tests.waiting import eventually, patient
-from timers.engine.listener import Listener
+from timers.engine.subscription import Subscription
 from timers.store import notifications as server_facts
 from timers.store.connect import connect
 
@@ -27,14 +27,14 @@ QUICK: dict[str, Any] = {"canary_every_seconds": 0.05, "deaf_seconds": 0.2}
 def heard(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts how often the test's listeners heard each id's trigger."""
     counted: Counter[str] = Counter()
-    handle = Listener.handle
+    handle = Subscription.handle
 
-    def count(self: Listener, what: str, *said: Any) -> None:
+    def count(self: Subscription, what: str, *said: Any) -> None:
         if what == "triggers":
             counted.update(timer_id.decode() for timer_id in said[-1])
         handle(self, what, *said)
 
-    monkeypatch.setattr(Listener, "handle", count)
+    monkeypatch.setattr(Subscription, "handle", count)
     return counted
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.engine.fleet import options_of
-from timers.engine.canary import Canary
+from timers.engine.canary import Canaries
 from timers.engine.intake import HOLD_SECONDS, Intake
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
@@ -63,7 +63,7 @@ async def test_orphans_stay_held_after_a_look_that_failed() -> None:
     later = Later()
     store, intake = _Away(connect("redis://nowhere.invalid")), Intake(later)
     pod = Pod(store, Registry([]), options_of())
-    sweeper = Sweeper(pod, intake, Peers(Membership(store), Member("a")), Canary(pod))
+    sweeper = Sweeper(pod, intake, Peers(Membership(store), Member("a")), Canaries(pod))
     with pytest.raises(Unavailable):
         await sweeper.run()
     assert [seconds for seconds, _ in later.calls] == [HOLD_SECONDS]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.engine.fleet import options_of, until
+from tests.engine.judging import judging
 from timers.core.clock import ServerClock
-from timers.engine.canary import Canary
 from timers.engine.intake import Intake
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
@@ -79,8 +79,8 @@ class _Rig:
     def __init__(self, lease_ms: int = 4_000) -> None:
         self.store, self.intake = _FakeStore(), Intake()
         pod = Pod(self.store, Registry([_note]), options_of(lease_ms=lease_ms))
-        self.peers, self.canary = _Ranked(self.store), Canary(pod)
-        self.sweeper = Sweeper(pod, self.intake, self.peers, self.canary)
+        self.peers, (canaries, self.canary) = _Ranked(self.store), judging(pod)
+        self.sweeper = Sweeper(pod, self.intake, self.peers, canaries)
         self.canary.resubscribed(0)
         self.one = self.sweeper.sweeps[0]
 
@@ -114,7 +114,7 @@ async def test_with_nothing_planned_it_looks_again_after_its_interval(rig: _Rig)
 
 async def test_of_shards_that_looked_together_each_looks_again_at_its_own_time(rig: _Rig) -> None:
     rig.store.identity.shards = 4
-    rig.sweeper.sweep_everything()
+    rig.sweeper.sweep_everything([0])
     assert await rig.poll() == ms(INTERVAL_MS / 4)
     assert await rig.poll() == ms(INTERVAL_MS)
 
@@ -164,7 +164,7 @@ async def test_an_overdue_timer_is_marked_whatever_happened_to_its_event(rig: _R
 
 async def test_after_a_gap_everything_due_is_marked_at_once(rig: _Rig) -> None:
     rig.store.due = {"note": NOW_MS - 1}
-    rig.sweeper.sweep_everything()
+    rig.sweeper.sweep_everything([0])
     assert rig.one.next_poll_ms <= rig.store.clock.now_ms()
     await rig.poll()
     assert rig.marked() == {"note"}
@@ -231,7 +231,7 @@ async def test_a_nearer_due_time_that_comes_during_a_look_is_not_overwritten_by_
 
 async def test_a_gap_during_a_look_is_looked_at_after_it(rig: _Rig) -> None:
     rig.store.due = {"note": NOW_MS - 1}
-    rig.store.during = rig.sweeper.sweep_everything
+    rig.store.during = lambda: rig.sweeper.sweep_everything([0])
     assert await rig.poll() <= 0
     assert rig.marked() == set()
     rig.store.during = lambda: None

@@ -15,6 +15,7 @@ from timers.client import open_store
 from timers.errors import Unavailable
 from timers.store.connect import connect
 from timers.store.notifications import listen
+from timers.store.parts import parts
 from timers.store.sentinel import Said, primary_of
 from timers.store.store import Store
 
@@ -92,7 +93,7 @@ async def test_a_planned_failover_loses_nothing_that_was_acknowledged(sentinels:
 async def test_each_connection_leaves_the_old_primary_at_once(sentinels: Sentinels, store: Store) -> None:
     """The old one would serve them for ten seconds more, silently."""
     subscribed = asyncio.Event()
-    listening = asyncio.create_task(listen(store.connections, lambda *_: subscribed.set()))
+    listening = asyncio.create_task(listen(parts(store.connections, store.shards)[0], lambda *_: subscribed.set()))
     await subscribed.wait()
     scripts, reader = store.connections.dial_scripts(DEADLINE_SECONDS), store.connections.dial()
     connecting: Awaitable[None] = reader.connect()  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ from typing import Any, Final
 from tests.waiting import DEADLINE_SECONDS
 from timers.store.connect import Connections
 from timers.store.notifications import Notification, listen
+from timers.store.parts import parts
 from timers.store.store import Store
 
 SUBSCRIBED: Final = ("subscribed",)
@@ -46,8 +47,8 @@ class Heard:
 @asynccontextmanager
 async def listening(connections: Connections) -> AsyncIterator[tuple[Heard, asyncio.Task[None]]]:
     """A confirmed subscription. Its stream ends with the context, unless the test ends it earlier."""
-    heard = Heard()
-    stream = asyncio.create_task(listen(connections, heard))
+    heard, (whole,) = Heard(), parts(connections, 1)
+    stream = asyncio.create_task(listen(whole, heard))
     try:
         await heard.expect(SUBSCRIBED)
         yield heard, stream

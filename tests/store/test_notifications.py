@@ -16,6 +16,7 @@ from timers.store.notifications import (
     queue_of,
     subscribe,
 )
+from timers.store.parts import parts
 from timers.store.store import Store
 
 
@@ -89,7 +90,7 @@ async def test_a_killed_subscription_ends_in_unavailable_and_the_next_reports_a_
 async def test_a_server_that_is_away_ends_in_unavailable(tmp_path_factory: pytest.TempPathFactory) -> None:
     nobody = tmp_path_factory.mktemp("nobody") / "server.sock"
     with pytest.raises(Unavailable):
-        await listen(connect(f"unix://{nobody}"), Heard())
+        await listen(parts(connect(f"unix://{nobody}"), 1)[0], Heard())
 
 
 async def test_a_subscriber_is_gone_when_it_is_cancelled(real: Store) -> None:

@@ -171,7 +171,7 @@ async def test_counts_oldest_due_and_paused(store: Store) -> None:
 
 async def test_the_stream_has_every_change(real: Store) -> None:
     heard: list[Change | None] = []
-    stream = asyncio.create_task(changes(real.connections, heard.append))
+    stream = asyncio.create_task(changes(real, heard.append))
 
     async def heard_as_many_as(number: int) -> bool:
         return len(heard) >= number
@@ -203,7 +203,7 @@ async def test_the_stream_has_every_change(real: Store) -> None:
 
 async def test_a_run_that_is_removed_at_its_end_is_published(real: Store) -> None:
     heard: list[Change | None] = []
-    stream = asyncio.create_task(changes(real.connections, heard.append))
+    stream = asyncio.create_task(changes(real, heard.append))
 
     async def told() -> bool:
         return any(change is not None and change.status is Status.COMPLETED for change in heard)

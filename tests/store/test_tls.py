@@ -15,6 +15,7 @@ from timers.client import open_store
 from timers.errors import Unavailable
 from timers.store.connect import connect
 from timers.store.notifications import Notification, listen
+from timers.store.parts import parts
 
 REQUEST = "req -newkey rsa:2048 -nodes"
 SIGN = "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names"
@@ -55,7 +56,7 @@ async def test_timers_are_armed_run_and_heard_of_over_tls(port: int, certificate
     connections = connect(f"rediss://localhost:{port}/5?ssl_ca_certs={certificates / 'ca.crt'}")
     store = await open_store(connections)
     heard = asyncio.Queue[Notification]()
-    listening = asyncio.create_task(listen(connections, lambda *said: heard.put_nowait(said)))
+    listening = asyncio.create_task(listen(parts(connections, 1)[0], lambda *said: heard.put_nowait(said)))
     assert (await heard.get())[0] == "subscribed"
     await armed(store, "a", due="+20")
     while await heard.get() != ("triggers", 0, "reminder", [b"a"]):

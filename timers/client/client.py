@@ -134,7 +134,7 @@ class TimerClient(Timers):
         return client
 
     def _use(self, store: Store) -> Store:
-        self._store, self._feed, self._declared = store, Feed(partial(changes, store.connections)), Declared(store)
+        self._store, self._feed, self._declared = store, Feed(partial(changes, store)), Declared(store)
         self._quotas = Quotas(store, edit_lock_ms=self._edit_lock_ms)
         arm: ArmAll = self._quotas.arm
         if self._database is not None:

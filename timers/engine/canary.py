@@ -1,14 +1,17 @@
-"""Owns the proof that notifications arrive: a small key of the pod's own, every few seconds, whose event is timed."""
+"""Owns the proof that notifications arrive: a small key of the pod's own on each server, every few seconds, whose event
+is timed."""
 
 import asyncio
 import math
 import time
-from typing import Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from timers.engine.pod import Pod
 from timers.engine.supervisor import repeat
-from timers.store import notifications
+from timers.store import keys, notifications
+from timers.store.connect import Connections
 from timers.store.cooperative import set_within
+from timers.store.parts import Part, is_spread
 
 LIFE_MS: Final = 50
 LATE_SECONDS: Final = 0.5
@@ -17,15 +20,23 @@ STEPS: Final = 10
 others it reads what has come meanwhile. So it does not take its delivery for failed."""
 
 
-class Canary:
-    """Arms the pod's canary key, touches it when it is due, and measures how long its event takes."""
+Delivery = Literal["ok", "late", "deaf"]
+_WORST_LAST: Final[tuple[Delivery, ...]] = get_args(Delivery)
 
-    def __init__(self, pod: Pod, *, life_ms: int = LIFE_MS, late_seconds: float = LATE_SECONDS) -> None:
-        self._pod, self._round, self._life_ms, self._late_seconds = pod, 0, life_ms, late_seconds
+
+class Canary:
+    """Arms the pod's canary key on one server, touches it when it is due, and measures how long its event takes."""
+
+    def __init__(
+        self, pod: Pod, part: Part, soon: asyncio.Event, *, life_ms: int = LIFE_MS, late_seconds: float = LATE_SECONDS
+    ) -> None:
+        """`soon` is set to have it judged at once."""
+        self._pod, self.part, self._soon = pod, part, soon
+        self._life_ms, self._late_seconds = life_ms, late_seconds
+        self._name, self._round = "", 0
         self._heard = asyncio.Event()
-        self._soon = asyncio.Event()
         self._failed = asyncio.Event()
-        self.delivery: Literal["ok", "late", "deaf"] = "ok"
+        self.delivery: Delivery = "ok"
         """How notifications arrive at this pod."""
         self.lag_seconds = math.nan
         """From touching the newest canary to its event; infinite if the event never came."""
@@ -36,11 +47,6 @@ class Canary:
         """Server time up to which this pod has heard everything it will ever hear: from just before it asked for the
         newest subscription, or the time at which the newest canary it heard expired. The time at which it reads the
         confirmation or touches the canary would be too late, because a pod may stall before."""
-
-    @property
-    def _name(self) -> str:
-        """A name for each round: an event of an earlier one, read late, says nothing about the events after it."""
-        return f"{self._pod.name}:{self._round}"
 
     def heard(self, name: str) -> None:
         if name == self._name:
@@ -66,13 +72,14 @@ class Canary:
         """Whether it makes sense to wait for an event."""
         return self.subscribed and not self.delivery_failed()
 
-    async def run(self) -> None:
-        await repeat(self._judge, self._pod.options.canary_every_seconds, self._soon)
-
-    async def _judge(self) -> None:
+    async def judge(self) -> None:
+        """Find out how notifications arrive now. Raises Unavailable."""
         self._heard.clear()
+        # A name for each round: an event of an earlier one, read late, says nothing about the events after it.
         self._round += 1
-        redis = self._pod.store.connections.commands
+        connections = self._pod.store.connections
+        self._name = notifications.canary_on(connections, self.part, f"{self._pod.name}:{self._round}")
+        redis = connections.commands
         expires_ms = await notifications.set_canary(redis, self._name, self._life_ms)
         # Redis expires keys strictly after the deadline, so a touch may come a moment too soon.
         await asyncio.sleep((self._life_ms + 2) / 1000)
@@ -90,3 +97,62 @@ class Canary:
         self.heard_until_ms = max(self.heard_until_ms, expires_ms)
         self.lag_seconds = time.monotonic() - touched
         self.delivery = "late" if self.lag_seconds > self._late_seconds else "ok"
+
+
+class Canaries:
+    """By server, one for each whose notifications this pod should hear. What is said of all is said of the worst."""
+
+    def __init__(self, pod: Pod) -> None:
+        self._pod, self._soon = pod, asyncio.Event()
+        self.by_node = dict[Connections, Canary]()
+
+    def add(self, part: Part, **given: Any) -> Canary:
+        """Begin to judge a server. `given` as to Canary."""
+        canary = self.by_node[part.node] = Canary(self._pod, part, self._soon, **given)
+        return canary
+
+    def remove(self, part: Part) -> None:
+        """Stop judging a server that has no such part any more."""
+        del self.by_node[part.node]
+
+    async def run(self) -> None:
+        await repeat(self._judge_all, self._pod.options.canary_every_seconds, self._soon)
+
+    async def _judge_all(self) -> None:
+        """One server that is away does not hold up what the others say."""
+        judged = await asyncio.gather(*(each.judge() for each in self.by_node.values()), return_exceptions=True)
+        for error in judged:
+            if error is not None:
+                raise error
+
+    @property
+    def delivery(self) -> Delivery:
+        """How notifications arrive at this pod."""
+        return max((each.delivery for each in self.by_node.values()), key=_WORST_LAST.index, default="ok")
+
+    @property
+    def lag_seconds(self) -> float:
+        """How long the newest canary's event took; infinite if it never came, NaN before the first."""
+        known = [each.lag_seconds for each in self.by_node.values() if not math.isnan(each.lag_seconds)]
+        return max(known, default=math.nan)
+
+    @property
+    def unheard(self) -> list[str]:
+        """The servers that this pod has no subscription at, or what stands for the one of a db."""
+        connections = self._pod.store.connections
+        if is_spread(connections) and self.by_node:
+            return [node.name for node, each in self.by_node.items() if not each.subscribed]
+        return [] if any(each.subscribed for each in self.by_node.values()) else ["the server"]
+
+    def delivery_failed(self) -> bool:
+        return self.delivery == "deaf"
+
+    def of_shard(self, shard: int) -> Canary | None:
+        """That of the server that has the shard now; None until this pod has subscribed there for it."""
+        canary = self.by_node.get(self._pod.store.connections.node_of(keys.root(shard)))
+        return canary if canary is not None and shard in canary.part.shards else None
+
+    def receives_events(self, shard: int) -> bool:
+        """Whether it makes sense to wait for an event of a shard."""
+        canary = self.of_shard(shard)
+        return canary is not None and canary.receives_events()

@@ -1,27 +1,28 @@
-"""Owns the delivery of notifications: keeps a subscription alive, and turns what it brings into marks. A notification
-costs O(1); handling it never awaits."""
+"""Owns the delivery of notifications: keeps a subscription at each server that has keys, and turns what they bring into
+marks. A notification costs O(1); handling it never awaits."""
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
 
 from timers.bare.watch import BareWatch
-from timers.engine.canary import Canary
+from timers.engine.canary import Canaries, Canary
 from timers.engine.hooks import Hooks
 from timers.engine.intake import LATER_SECONDS, Intake
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
+from timers.engine.subscription import Handlers, Subscription
+from timers.engine.supervisor import Supervisor, repeat
 from timers.engine.sweeper import Sweeper
 from timers.errors import Unavailable
 from timers.logs import get_logger
-from timers.store import notifications
-from timers.store.notifications import listen
+from timers.store.cooperative import side_by_side
+from timers.store.notifications import ensure_notifications
+from timers.store.parts import MOVED_SECONDS, Part, current_parts, is_spread, parts
 
-STEADY_SECONDS: Final = 1.0
-AGAIN_SECONDS: Final = 0.05
-"""Pause before the next subscription if this one lasted for less than STEADY_SECONDS, so that a server that cuts every
-subscription is not flooded. Otherwise the next one follows at once: bare keys that expire in between are lost."""
+REPLICAS_SECONDS: Final = 5.0
+"""How often the flags of replicas are checked. One that is promoted announces nothing without them."""
 
 _log = get_logger("timers.listener")
 
@@ -34,122 +35,111 @@ class Listener:
         sweeper: Sweeper,
         *,
         peers: Peers,
-        canary: Canary,
+        canaries: Canaries,
         hooks: Hooks,
         bare: BareWatch | None,
     ) -> None:
         self._pod, self._intake, self._sweeper = pod, intake, sweeper
-        self._peers, self._canary, self._hooks, self._bare = peers, canary, hooks, bare
-        self.flags = "not checked yet"
-        """What is known of the server's notification flags."""
-        self._confirmed_at = 0.0
-        self._gap_at: float | None = None
-        self._gap_cause = "sweep-start"
-        self._delivered = False
-        self._old: asyncio.Task[None] | None = None
-        self._handlers: Mapping[str, Callable[..., None]] = {
+        self._peers, self._canaries, self._bare = peers, canaries, bare
+        self._subscriptions: dict[Part, Subscription] = {}
+        self._cause = "sweep-start"
+        self._handlers: Handlers = {
             "triggers": self._triggers,
-            "bare": self._bare_expired,
             "lease": self._lease_expired,
             "wake": sweeper.wake,
             "posted": hooks.posted,
             "pods": peers.beat_soon,
-            "canary": canary.heard,
-            "subscribed": self._subscribed,
         }
 
+    @property
+    def flags(self) -> str:
+        """What is known of the servers' notification flags."""
+        return "; ".join(dict.fromkeys(each.flags for each in self._subscriptions.values())) or "not checked yet"
+
     async def run(self) -> None:
-        """Subscribe again and again, as long as each subscription is confirmed before it breaks. In between, the sweep
-        is told to claim without waiting for events."""
-        while True:
-            self._confirmed_at = 0.0
+        """Stay subscribed at the one server of the db, or at all primaries of a cluster."""
+        connections = self._pod.store.connections
+        if is_spread(connections):
+            await side_by_side([self._follow(), repeat(self._check_replicas, REPLICAS_SECONDS)])
+        else:
+            (whole,) = parts(connections, self._pod.store.shards)
+            await self._subscription(whole).run()
+
+    async def _follow(self) -> None:
+        """Hold a subscription for each part of the db where that lies now. A server that is no primary any more keeps
+        its subscribers, so what is held is compared with what there is."""
+        held = dict[Part, Supervisor]()
+        try:
+            while True:
+                found = await self._found(list(self._subscriptions))
+                for part in [part for part in self._subscriptions if part not in found]:
+                    if part in held:
+                        await held.pop(part).stop()
+                    self._drop(part)
+                for part in found:
+                    if part not in held:
+                        held[part] = Supervisor({f"listener of {part.node.name}": self._subscription(part).run})
+                        held[part].start()
+                await asyncio.sleep(MOVED_SECONDS)
+        finally:
+            await asyncio.gather(*(each.stop() for each in held.values()))
+
+    async def _found(self, known: list[Part]) -> list[Part]:
+        """The parts as they are now; while no server says so, those that were known."""
+        try:
+            return await current_parts(self._pod.store.connections, self._pod.store.shards)
+        except Unavailable:
+            if not known:
+                raise
+            return known
+
+    async def _check_replicas(self) -> None:
+        """A replica that was restarted has forgotten a CONFIG SET."""
+        for replica in self._pod.store.connections.replicas:
             try:
-                await self._stay_subscribed()
-            except Unavailable as error:
-                if not self._confirmed_at:
-                    raise
-                _log.warning("subscription lost", reason=str(error))
-            finally:
-                self._gap_at = self._gap_at or time.monotonic()
-                self._canary.subscribed = False
-                self._sweeper.sweep_everything(self._gap_cause)
-            if time.monotonic() - self._confirmed_at < STEADY_SECONDS:
-                await asyncio.sleep(AGAIN_SECONDS)
+                is_on, said = await ensure_notifications(replica.commands)
+            except Unavailable:
+                continue
+            if is_on and said.startswith("added"):
+                _log.info("notification flags of a replica set", node=replica.name, said=said)
 
-    async def _stay_subscribed(self) -> None:
-        """Hold a subscription until it breaks; then raise Unavailable. If it brings nothing, open another one before it
-        is closed: it may be held by a server that is no longer the master."""
-        subscription = self._subscribe()
-        try:
-            await self._check_flags()
-            while await self._fails(subscription):
-                await self._check_flags()
-                # What has brought something since the last failure is only slow: it may hold more.
-                if not self._delivered and self._old is None:
-                    self._old, self._gap_at = subscription, time.monotonic()
-                    subscription = self._subscribe()
-                self._delivered = False
-                self._after_gap()
-                self._canary.judge_soon()
-        finally:
-            self._old, ended = None, [task for task in (subscription, self._old) if task is not None]
-            for task in ended:
-                task.cancel()
-            await asyncio.gather(*ended, return_exceptions=True)
+    def _subscription(self, part: Part) -> Subscription:
+        made = self._subscriptions.get(part)
+        if made is None:
+            canary = self._canaries.add(part)
+            made = self._subscriptions[part] = Subscription(
+                self._pod,
+                canary,
+                {**self._handlers, "bare": partial(self._bare_expired, canary)},
+                sweep=partial(self._sweeper.sweep_everything, part.shards),
+                missed=partial(self._missed, part),
+                confirmed=self._confirmed,
+                cause=self._cause,
+            )
+        return made
 
-    def _subscribe(self) -> asyncio.Task[None]:
-        return asyncio.create_task(listen(self._pod.store.connections, self.handle))
+    def _drop(self, part: Part) -> None:
+        del self._subscriptions[part]
+        self._canaries.remove(part)
 
-    async def _fails(self, subscription: asyncio.Task[None]) -> bool:
-        """Return once a canary's event failed to arrive. Raises Unavailable if the subscription breaks first."""
-        failure = asyncio.create_task(self._canary.next_failure())
-        try:
-            await asyncio.wait({subscription, failure}, return_when=asyncio.FIRST_COMPLETED)
-            if subscription.done():
-                await subscription
-            return True
-        finally:
-            failure.cancel()
-
-    async def _check_flags(self) -> None:
-        """A restarted server has forgotten a CONFIG SET, and somebody may have turned the flags off."""
-        is_on, self.flags = await notifications.ensure_notifications(self._pod.store.connections.commands)
-        if not is_on:
-            _log.warning("notification flags unknown", said=self.flags)
-
-    def _after_gap(self) -> None:
-        """Expiries may have been missed: look for everything that is due, and for bare keys."""
-        self._sweeper.sweep_everything(self._gap_cause)
+    def _missed(self, part: Part, cause: str) -> None:
+        """Expiries may have been missed: look for everything that is due there, and for bare keys."""
+        self._sweeper.sweep_everything(part.shards, cause)
         if self._bare is not None:
             self._bare.scan_now()
 
-    def _subscribed(self, at_ms: int) -> None:
-        _log.info("subscribed; looking at all queues")
-        self._confirmed_at = time.monotonic()
-        gap_seconds = 0.0 if self._gap_at is None else self._confirmed_at - self._gap_at
-        self._gap_at = None
-        if self._old is not None:
-            self._old.cancel()
-            self._old = None
-        self._pod.observer.count("subscriptions")
-        self._pod.observer.count("subscription_gap_seconds", by=gap_seconds)
-        self._canary.resubscribed(at_ms)
-        self._after_gap()
-        self._gap_cause = "sweep-gap"
+    def _confirmed(self) -> None:
+        self._cause = "sweep-gap"
         self._peers.beat_soon()
 
-    def handle(self, what: str, *said: Any) -> None:
-        self._delivered = True
-        self._handlers[what](*said)
-
-    def _bare_expired(self, prefix: str, timer_id: str) -> None:
+    def _bare_expired(self, canary: Canary, prefix: str, timer_id: str) -> None:
         """Also announce a key for a processor whose pods are gone: its timer is due and waits for them."""
         shard = self._pod.store.shard_of(prefix, timer_id)
         is_unserved = self._peers.owner(prefix) is not None and not self._peers.serve(shard, prefix)
         is_ours = self._pod.serves(shard, prefix) or (is_unserved and shard in self._pod.shards)
         if self._bare is not None and is_ours:
             mine = self._peers.is_mine(shard, prefix, timer_id)
-            self._bare.heard((prefix, timer_id), self._canary.heard_until_ms, mine=mine)
+            self._bare.heard((prefix, timer_id), canary.heard_until_ms, mine=mine)
 
     def _lease_expired(self, shard: int, prefix: str, timer_id: str) -> None:
         if self._pod.serves(shard, prefix):

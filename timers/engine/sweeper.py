@@ -6,10 +6,11 @@ a shard) does the touching. The others poll now and then, and at once if they do
 """
 
 import asyncio
+from collections.abc import Collection
 from typing import Final
 
 from timers.engine.away import AGAIN_SECONDS
-from timers.engine.canary import Canary
+from timers.engine.canary import Canaries
 from timers.engine.intake import Intake
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
@@ -110,7 +111,7 @@ class ShardSweep:
     def another_pod_polls(self) -> bool:
         """True if an event since the due time shows that another pod touches. Trust that pod for a while."""
         rank = self._all.peers.rank(self._shard)
-        if self._everything or not self._all.receives_events() or rank == 0:
+        if self._everything or not self._all.receives_events(self._shard) or rank == 0:
             return False
         trust_ms = TRUST_MS * rank
         now_ms = self._all.pod.store.clock.now_ms()
@@ -128,7 +129,7 @@ class ShardSweep:
             # Set before the call, so that its answer does not overwrite a nearer due time that is announced meanwhile.
             # Shards that polled together because of a gap poll apart from then on.
             share = 1 if self.next_poll_ms else (self._shard + 1) / self._all.pod.store.shards
-            self.next_poll_ms = now_ms + self._all.interval_ms * share
+            self.next_poll_ms = now_ms + self._all.interval_ms(self._shard) * share
         try:
             touched = await self._all.pod.store.touch(self._shard, rank)
             found_lost = await self._find_orphans(touched)
@@ -157,7 +158,7 @@ class ShardSweep:
         """Mark the due queues that this pod serves, and note whether there are others."""
         served = {prefix: ms for prefix, ms in touched.due.items() if self._all.pod.serves(self._shard, prefix)}
         self.leaves_work = touched.lost or len(served) < len(touched.due) or (rank > 0 and self.leaves_work)
-        cause = self._all.cause(everything=everything)
+        cause = self._all.cause(self._shard, everything=everything)
         for prefix, due_ms in served.items():
             if cause != "sweep" or due_ms < touched.now_ms - self._all.grace_ms:
                 self._all.intake.mark_all(self._shard, prefix, cause)
@@ -183,9 +184,9 @@ class ShardSweep:
 
 
 class Sweeper:
-    def __init__(self, pod: Pod, intake: Intake, peers: Peers, canary: Canary) -> None:
+    def __init__(self, pod: Pod, intake: Intake, peers: Peers, canaries: Canaries) -> None:
         self.pod, self.intake, self.peers, self.grace_ms = pod, intake, peers, pod.options.grace_ms
-        self.receives_events, self._delivery_failed = canary.receives_events, canary.delivery_failed
+        self.receives_events, self._canaries = canaries.receives_events, canaries
         self._gap = "sweep-start"
         self.sweeps = {shard: ShardSweep(shard, self) for shard in pod.shards}
 
@@ -210,10 +211,9 @@ class Sweeper:
                 return True
             raise
 
-    @property
-    def interval_ms(self) -> int:
+    def interval_ms(self, shard: int) -> int:
         """How long to sleep while nothing is planned."""
-        if not self.receives_events():
+        if not self.receives_events(shard):
             return NO_EVENTS_INTERVAL_MS
         return INTERVAL_MS if self.pod.store.identity.form > 1 else EARLIER_INTERVAL_MS
 
@@ -231,14 +231,16 @@ class Sweeper:
         if shard in self.sweeps:
             self.sweeps[shard].heard_ms = self.pod.store.clock.now_ms()
 
-    def cause(self, *, everything: bool) -> str:
+    def cause(self, shard: int, *, everything: bool) -> str:
         """Why a poll finds due timers that no event has announced; `sweep` if their events should have arrived."""
-        if self._delivery_failed():
+        canary = self._canaries.of_shard(shard)
+        if canary is not None and canary.delivery_failed():
             return "sweep-deaf"
-        return self._gap if everything or not self.receives_events() else "sweep"
+        return self._gap if everything or not self.receives_events(shard) else "sweep"
 
-    def sweep_everything(self, cause: str = "sweep-gap") -> None:
-        """After a gap, whose cause this is: poll all shards at once and mark whatever is due."""
+    def sweep_everything(self, shards: Collection[int], cause: str = "sweep-gap") -> None:
+        """After a gap, whose cause this is: poll these shards at once and mark whatever is due."""
         self._gap = cause
-        for sweep in self.sweeps.values():
-            sweep.poll_everything()
+        for shard, sweep in self.sweeps.items():
+            if shard in shards:
+                sweep.poll_everything()

@@ -10,7 +10,7 @@ from timers.bare.keys import BareKeys
 from timers.bare.watch import BareWatch
 from timers.client import TimerClient, client_over
 from timers.core.calls import Timers
-from timers.engine.canary import Canary
+from timers.engine.canary import Canaries
 from timers.engine.claimer import Claimer
 from timers.engine.hooks import Hooks
 from timers.engine.intake import Intake
@@ -100,12 +100,12 @@ class Worker:
         self.peers = self._build_peers(store, registry, disagreed)
         self._pod = pod = Pod(store, registry, options, observer or Observer(), self.peers.owner)
         pod.observer.serves(each.prefix for each in registry.processors)
-        self._canary = Canary(pod)
+        self._canaries = Canaries(pod)
         self.intake = Intake(limited=registry.limits_fleet)
         self._runs = Runs(pod, self._ends_written)
         self._lifespans = Lifespans(registry.processors)
         self.runner = Runner(pod, self._runs, timers, self._lifespans)
-        self._sweeper = Sweeper(pod, self.intake, self.peers, self._canary)
+        self._sweeper = Sweeper(pod, self.intake, self.peers, self._canaries)
         self._claimer = Claimer(pod, self.intake, self.runner)
         self._hooks = Hooks(pod, self.peers)
         bare = self._build_bare()
@@ -114,7 +114,7 @@ class Worker:
             self.intake,
             self._sweeper,
             peers=self.peers,
-            canary=self._canary,
+            canaries=self._canaries,
             hooks=self._hooks,
             bare=bare if options.adopt_every_ms is not None else None,
         )
@@ -126,7 +126,7 @@ class Worker:
         self._taking = Supervisor(
             {
                 "listener": self._listener.run,
-                "canary": self._canary.run,
+                "canary": self._canaries.run,
                 "sweeper": self._sweeper.run,
                 "claimer": self._claimer.run,
                 "hooks": self._hooks.run,
@@ -251,9 +251,9 @@ class Worker:
         states = {name: state for each in self.supervisors for name, state in each.states.items()}
         fine = (*_FINE, "restarting: Redis") if self._pod.away.is_partial else _FINE
         problems = [f"{name}: {state}" for name, state in states.items() if not state.startswith(fine)]
-        if not self._canary.subscribed:
-            problems.append("no subscription to the server's notifications")
-        if self._canary.delivery_failed():
+        if unheard := self._canaries.unheard:
+            problems.append(f"no subscription to {', '.join(unheard)}'s notifications")
+        if self._canaries.delivery_failed():
             problems.append(f"notifications do not arrive, so only the sweep finds timers; {self._listener.flags}")
         if self.runner.abandoned >= self._options.concurrency:
             problems.append(
@@ -264,8 +264,8 @@ class Worker:
         waiting, wait_seconds = self.intake.waiting()
         return PodHealth(
             ready=not problems,
-            notifications=self._canary.delivery,
-            lag_seconds=self._canary.lag_seconds,
+            notifications=self._canaries.delivery,
+            lag_seconds=self._canaries.lag_seconds,
             services=states,
             running=self.runner.executing,
             abandoned=self.runner.abandoned,
@@ -297,6 +297,6 @@ class Worker:
     def _state(self) -> Mapping[str, Any]:
         return {
             "running": self.runner.executing,
-            "notifications": self._canary.delivery,
+            "notifications": self._canaries.delivery,
             "lateness": self._pod.observer.recent_starts(),
         }

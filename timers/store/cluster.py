@@ -69,9 +69,23 @@ class ClusterConnections(Connections):
         """The primaries; those of the URL until the first command was sent."""
         return self.slots.primaries
 
+    @property
+    def replicas(self) -> Sequence[Connections]:
+        """See Connections."""
+        return self.slots.replicas
+
     def node_of(self, key: str) -> Connections:
         """See Connections."""
         return self.slots.owner(key)
+
+    @property
+    def wake(self) -> str:
+        """See Connections."""
+        return keys.OWN_WAKE
+
+    async def refresh(self) -> None:
+        """See Connections."""
+        await self.slots.refresh()
 
     @property
     def default_shards(self) -> int:

@@ -21,6 +21,7 @@ from redis.exceptions import (
 
 from timers.errors import ConfigurationError
 from timers.setting_values import check_redis_url
+from timers.store import keys
 from timers.store.durability import WAIT_MS, Command, DurableWriter, WaitLevel, Writer
 
 ANSWER_TIMEOUT_SECONDS: Final = 5.0
@@ -200,6 +201,12 @@ class Connections:
         return str(self.commands.connection_pool.connection_kwargs.get("username") or "default")
 
     @property
+    def name(self) -> str:
+        """The address of the server."""
+        given = self.commands.connection_pool.connection_kwargs
+        return str(given.get("path") or f"{given.get('host')}:{given.get('port')}")
+
+    @property
     def options(self) -> str:
         """What makes `redis-cli` reach this db, without user and password."""
         given = self.commands.connection_pool.connection_kwargs
@@ -210,6 +217,11 @@ class Connections:
     def nodes(self) -> Sequence["Connections"]:
         """The servers that hold the db's keys, each with connections of its own: this one alone."""
         return (self,)
+
+    @property
+    def replicas(self) -> Sequence["Connections"]:
+        """Servers that may be promoted to take the place of one of `nodes`, as far as that needs care."""
+        return ()
 
     def node_of(self, _key: str) -> "Connections":
         """The one of `nodes` that holds a key."""
@@ -228,6 +240,14 @@ class Connections:
             info: Any = await self.commands.cluster("INFO")
             if int(info["cluster_size"]) > 1:
                 raise ConfigurationError(ONE_NODE)
+
+    @property
+    def wake(self) -> str:
+        """What scripts are told of the channel for wake-ups."""
+        return keys.wake_channel(self.db)
+
+    async def refresh(self) -> None:
+        """Ask the servers again which of them has what. Raises what redis-py does."""
 
     def dial(self) -> AbstractConnection:
         """A connection of its own, not yet open, whose reads wait without limit."""

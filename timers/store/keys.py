@@ -72,6 +72,10 @@ def wake_channel(db: int) -> str:
     return f"timers:wake:{db}"
 
 
+OWN_WAKE, OWN_EVENTS = "wake", "events"
+"""On a cluster each shard has its own two channels, `<root>wake` and `<root>events`. Scripts are told the ends."""
+
+
 def events_channel(db: int) -> str:
     """The channel that publishes every change of a timer while somebody listens."""
     return f"timers:events:{db}"

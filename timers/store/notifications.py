@@ -8,7 +8,7 @@ is a new subscribe confirmation, so none is hidden: each means "anything may hav
 import asyncio
 import re
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -17,14 +17,17 @@ from typing import Any, Final
 from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import ResponseError
+from redis.exceptions import MovedError, ResponseError
 
 from timers.core.durations import MAX_TIME_MS
 from timers.core.model import Status, in_english
 from timers.errors import Unavailable
 from timers.store import codec, keys
 from timers.store.connect import Connections
+from timers.store.cooperative import side_by_side
+from timers.store.parts import MOVED_SECONDS, Part, current_parts, is_spread
 from timers.store.scripts import reachable, run
+from timers.store.store import Store
 
 Sink = Callable[..., None]
 """Called with what was announced, and what comes with it:
@@ -69,13 +72,13 @@ def parse_expired(key: bytes) -> Notification | None:
     return ("bare", bare[1].decode(), bare[2].decode()) if bare else None
 
 
-async def listen(connections: Connections, sink: Sink) -> None:
-    """Subscribe and report each notification of the db until the connection breaks; then raise Unavailable. Never
-    returns otherwise. Triggers that come together are reported together: in a burst, most of a pod's events are of a
-    few queues."""
-    expired = keys.expired_channel(connections.db).encode()
+async def listen(part: Part, sink: Sink) -> None:
+    """Subscribe at a server and report each of its notifications until the connection breaks; then raise Unavailable.
+    Never returns otherwise. Triggers that come together are reported together: in a burst, most of a pod's events are
+    of a few queues."""
+    expired = keys.expired_channel(part.node.db).encode()
     with reachable():
-        seconds, micros = await connections.commands.time()
+        seconds, micros = await part.node.commands.time()
     at_ms = seconds * 1000 + micros // 1000
 
     triggers = defaultdict[tuple[int, str], list[bytes]](list)
@@ -99,7 +102,8 @@ async def listen(connections: Connections, sink: Sink) -> None:
             sink("triggers", shard, prefix, ids)
         triggers.clear()
 
-    await subscribe(connections, (expired, keys.wake_channel(connections.db).encode()), take, taken=report_triggers)
+    # The last is confirmed when all are.
+    await subscribe(part.node, (*part.wakes, expired), take, taken=report_triggers)
 
 
 def _parse_wake(data: bytes) -> Notification | None:
@@ -138,16 +142,31 @@ class Change:
         return in_english(self.cause, self.text)
 
 
-async def changes(connections: Connections, sink: Callable[[Change | None], None]) -> None:
-    """Pass on every change from now on, and None when the subscription is confirmed. Raises Unavailable when the
-    connection breaks."""
+async def changes(store: Store, sink: Callable[[Change | None], None]) -> None:
+    """Pass on every change from now on, and None when the subscription is confirmed. Raises Unavailable when a
+    connection breaks, or shards have moved to another server."""
+    held = await current_parts(store.connections, store.shards)
+    unconfirmed = {part.events[-1] for part in held if part.events}
 
-    def take(_channel: bytes, data: bytes | None) -> None:
+    def take(channel: bytes, data: bytes | None) -> None:
+        if data is None:
+            unconfirmed.discard(channel)
         change = None if data is None else _change(data)
-        if data is None or change is not None:
+        if change is not None or (data is None and not unconfirmed):
             sink(change)
 
-    await subscribe(connections, (keys.events_channel(connections.db).encode(),), take)
+    hearing = [subscribe(part.node, part.events, take) for part in held if part.events]
+    if is_spread(store.connections):
+        hearing.append(_until_moved(store, held))
+    await side_by_side(hearing)
+
+
+async def _until_moved(store: Store, held: Sequence[Part]) -> None:
+    """Raise Unavailable once another server has a part."""
+    while True:
+        await asyncio.sleep(MOVED_SECONDS)
+        if await current_parts(store.connections, store.shards) != held:
+            raise Unavailable("other nodes of the cluster have the shards now")
 
 
 def _change(data: bytes) -> Change | None:
@@ -183,6 +202,10 @@ Take = Callable[[bytes, bytes | None], None]
 """Called with (channel, data); data is None for the confirmation of the channel's subscription. Must not block."""
 
 
+_MESSAGES: Final = (b"message", b"smessage")
+_CONFIRMED: Final = (b"subscribe", b"ssubscribe")
+
+
 async def subscribe(
     connections: Connections,
     channels: Sequence[bytes],
@@ -204,10 +227,15 @@ async def subscribe(
             reply = await connection.read_response(disable_decoding=True, disconnect_on_error=False)
             # What else has been read by now is taken at once: waiting for each would cost more than all else.
             while reply is not NOT_ENOUGH_DATA:
-                if reply[0] == b"message":
+                if isinstance(reply, Exception):
+                    raise reply
+                kind = reply[0]
+                if kind in _MESSAGES:
                     take(reply[1], reply[2])
-                elif reply[0] == b"subscribe":
+                elif kind in _CONFIRMED:
                     take(reply[1], None)
+                elif kind == b"sunsubscribe":
+                    raise Unavailable(f"another node of the cluster has the shard of {reply[1].decode()} now")
                 reply = parser._reader.gets(False)
             taken()
             heard.set()
@@ -215,10 +243,22 @@ async def subscribe(
     try:
         with reachable():
             await connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
-            await connection.send_command("SUBSCRIBE", *channels)
-            await _watched(connection, pump(), heard, silence_seconds)
+            for command in _subscribing(channels):
+                await connection.send_command(*command)
+            try:
+                await _watched(connection, pump(), heard, silence_seconds)
+            except MovedError as error:
+                raise Unavailable(f"another node of the cluster has the shard now: {error}") from error
     finally:
         await connection.disconnect()
+
+
+def _subscribing(channels: Sequence[bytes]) -> Iterator[tuple[str | bytes, ...]]:
+    """The commands. Each channel of a shard takes one of its own, before all others."""
+    of_shards = [channel for channel in channels if b"{" in channel]
+    yield from (("SSUBSCRIBE", channel) for channel in of_shards)
+    if others := [channel for channel in channels if channel not in of_shards]:
+        yield "SUBSCRIBE", *others
 
 
 async def _watched(
@@ -242,6 +282,9 @@ async def _watched(
         pump.cancel()
         await asyncio.gather(pump, return_exceptions=True)
 
+
+_TAGS: Final = 1000
+"""So many hash tags are tried to find one that lies on a server without shards."""
 
 NEEDED_FLAGS: Final = frozenset("Ex")
 FLAGS: Final = "notify-keyspace-events"
@@ -269,6 +312,16 @@ async def ensure_notifications(redis: Redis) -> tuple[bool, str]:
         except ResponseError as error:
             return False, f"the server denies CONFIG ({error}); set notify-keyspace-events to at least Ex yourself"
     return True, f"added {missing!r} to notify-keyspace-events {current!r}"
+
+
+def canary_on(connections: Connections, part: Part, name: str) -> str:
+    """What to call a canary that has to lie on a part's server: on a cluster it gets a hash tag for that."""
+    if not is_spread(connections):
+        return name
+    if part.shards:
+        return f"{{{min(part.shards)}}}{name}"
+    tagged = (f"{{{number}}}{name}" for number in range(_TAGS))
+    return next((each for each in tagged if connections.node_of(keys.canary_key(each)) is part.node), name)
 
 
 async def set_canary(redis: Redis, name: str, ttl_ms: int) -> int:

@@ -20,7 +20,16 @@ from timers.store import keys
 from timers.store.checkup import Check, configured, judge, judged, server_facts
 from timers.store.connect import Connections
 from timers.store.cooperative import set_within
-from timers.store.notifications import FLAGS, ensure_notifications, missing_flags, set_canary, subscribe, touch_canary
+from timers.store.notifications import (
+    FLAGS,
+    canary_on,
+    ensure_notifications,
+    missing_flags,
+    set_canary,
+    subscribe,
+    touch_canary,
+)
+from timers.store.parts import Part, current_parts, is_spread
 from timers.store.scripts import reachable, read
 from timers.store.sentinel_check import check_sentinels
 from timers.store.store import Store
@@ -214,8 +223,17 @@ def flags(current: str | None, *, heard: bool, allowed: bool) -> Check:
 
 
 async def delivery(store: Store, wait_seconds: float) -> Check:
+    """Whether events arrive from each server: the worst finding."""
+    found = await current_parts(store.connections, store.shards)
+    checks = await asyncio.gather(*(_delivery_of(store, part, wait_seconds) for part in found))
+    return next((check for check in checks if check.level != "ok"), checks[-1])
+
+
+async def _delivery_of(store: Store, part: Part, wait_seconds: float) -> Check:
     """Set a key that expires soon, and wait for its event."""
-    name, heard, ready = f"doctor-{secrets.token_hex(4)}", asyncio.Event(), asyncio.Event()
+    name = canary_on(store.connections, part, f"doctor-{secrets.token_hex(4)}")
+    where = f" from {part.node.name}" if is_spread(store.connections) else ""
+    heard, ready = asyncio.Event(), asyncio.Event()
 
     def take(_channel: bytes, data: bytes | None) -> None:
         if data is None:
@@ -224,7 +242,7 @@ async def delivery(store: Store, wait_seconds: float) -> Check:
             heard.set()
 
     channel = keys.expired_channel(store.connections.db).encode()
-    listening = asyncio.create_task(subscribe(store.connections, (channel,), take))
+    listening = asyncio.create_task(subscribe(part.node, (channel,), take))
     means = "only sweeps find timers, up to a second late"
     try:
         async with asyncio.timeout(wait_seconds):
@@ -235,13 +253,13 @@ async def delivery(store: Store, wait_seconds: float) -> Check:
                 await touch_canary(store.connections.commands, name)
                 await set_within(heard, CANARY_MS / 1000 / 5)
     except TimeoutError:
-        said = f"no `expired` event of a test key arrived within {wait_seconds:g} s"
+        said = f"no `expired` event of a test key arrived{where} within {wait_seconds:g} s"
         return Check("delivery", "fail", said, means, "see the checks `rights` and `flags`")
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
     late_ms = (time.monotonic() - began) * 1000 - CANARY_MS
-    return Check("delivery", "ok", f"the event of a test key arrived {max(0, late_ms):.0f} ms after it was due")
+    return Check("delivery", "ok", f"the event of a test key arrived{where} {max(0, late_ms):.0f} ms after it was due")
 
 
 async def foreign_keys(store: Store, served: Callable[[str], bool]) -> Check:

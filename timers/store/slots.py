@@ -80,6 +80,11 @@ class Slots:
         """The nodes that have slots, in a fixed order; those of the URL until the cluster was asked."""
         return [self._at(address) for address in sorted({*self._owners} - {""}) or self._seeds]
 
+    @property
+    def replicas(self) -> Sequence[Connections]:
+        """The other nodes that the cluster has named."""
+        return [self._at(address) for address in sorted({*self._addresses} - {*self._owners})]
+
     def owner(self, key: str | bytes) -> Connections:
         """The primary that has a key, as far as is known. Where it has none, any node says so."""
         address = self._owners[slot_of(key)] if self._owners else ""
@@ -110,6 +115,10 @@ class Slots:
             await asyncio.shield(self._ask())
         elif time.monotonic() - self._asked_at > REFRESH_SECONDS:
             self._ask()
+
+    async def refresh(self) -> None:
+        """Ask the cluster now. Raises what redis-py does if no node answers."""
+        await asyncio.shield(self._ask())
 
     def doubt(self) -> None:
         """Ask the cluster soon: a node is away."""
@@ -205,7 +214,7 @@ class Slots:
         self._addresses = list(known)
         for address in self._nodes.keys() - known.keys():
             if self._nodes[address] is not self.seed:
-                await self._nodes.pop(address).close()
+                await self._nodes[address].close()  # kept, because whoever still has it may open it again
 
 
 def _pauses() -> Iterator[float]:

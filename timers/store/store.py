@@ -107,7 +107,7 @@ class Store:
         """`shards` is the number that this process insists on; None accepts the db's."""
         self.connections = connections
         self.clock = clock or ServerClock()
-        self._wake = keys.wake_channel(connections.db)
+        self._wake = connections.wake
         self.called: Callable[[str, float], None] = lambda _script, _seconds: None
         """Called after each script call with its name and the seconds it took."""
         self.confirmed: Callable[[str, bool, int], None] = lambda _durability, _reached, _timers: None

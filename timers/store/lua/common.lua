@@ -2,7 +2,7 @@
 -- scripts share.
 --
 -- KEYS[1]  the shard's root, `timers:{<shard>}:`; every key of the shard is built from it, so one hash slot holds them all
--- ARGV[1]  the channel that tells the sweepers of a timer due within WAKE_HORIZON_MS
+-- ARGV[1]  the channel that tells the sweepers of a timer due within WAKE_HORIZON_MS; on a cluster `wake`, see `publish`
 -- PROTOCOL.md lists each script's further arguments, its answer and its codes.
 --
 -- Numbers above 2^53 never occur (times are ms, tokens are µs); `text` writes them without an exponent or a fraction. Commands
@@ -55,9 +55,11 @@ local now_text = text(now)
 -- emptied and made again with another number of shards, the timer belongs to another shard.
 local function carries(epoch) return redis.pcall('GET', root .. 'epoch') == epoch end
 
--- Publish, and answer to how many. Nobody needs a message, so a user who may not publish changes timers all the same.
+-- Publish, and answer to how many. Nobody needs a message, so a user who may not publish changes timers all the same. A cluster
+-- sends a message to all nodes but counts who hears it on this one. So there each shard has its own channels, named by their ends.
 local function publish(channel, message)
-  local heard = redis.pcall('PUBLISH', channel, message)
+  local is_own = not string.find(channel, ':', 1, true)
+  local heard = redis.pcall(is_own and 'SPUBLISH' or 'PUBLISH', is_own and root .. channel or channel, message)
   return type(heard) == 'number' and heard or 0
 end
 
