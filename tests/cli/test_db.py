@@ -17,6 +17,7 @@ from tests.ledger.copies import in_ledger
 from tests.waiting import eventually
 from timers import TimerClient
 from timers.embedded import EmbeddedServer
+from timers.errors import LedgerUnavailable
 from timers.ledger.database import Database
 
 Start = Callable[..., Process]
@@ -66,6 +67,18 @@ def test_tables_are_made_and_shown(bare: CommandLine, url: str) -> None:
 
 def test_shards_that_no_pod_has_copied_yet_are_shown(filled: CommandLine) -> None:
     assert filled("db", "status", "-o", "json").json["shards_behind"] == ["0 (restore, 0 %)"]
+
+
+def test_the_trigger_may_be_left_out(bare: CommandLine) -> None:
+    url = postgres.new_database()
+    bare.monkeypatch.setenv("TIMERS_LEDGER_URL", url)
+    dropping = "DROP TRIGGER timers_inbox_notify ON timers_inbox"
+    assert bare("db", "upgrade").code == 0
+    assert bare("db", "upgrade", "--without-notify").code == 0
+    with pytest.raises(LedgerUnavailable, match="does not exist"):
+        execute(url, dropping)
+    assert bare("db", "upgrade").code == 0
+    execute(url, dropping)
 
 
 def test_tables_of_a_later_version_are_left_alone(bare: CommandLine, url: str) -> None:

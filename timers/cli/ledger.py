@@ -34,11 +34,18 @@ app.add_typer(db)
 
 
 @db.command()
-def upgrade() -> None:
+def upgrade(
+    without_notify: Annotated[
+        bool,
+        typer.Option(
+            "--without-notify", help="PostgreSQL: no trigger wakes the pods for rows of the inbox; they look for them."
+        ),
+    ] = False,
+) -> None:
     """Make the tables of the ledger, or bring them to the state that this version needs."""
 
     async def act(database: Database) -> SchemaState:
-        await database.upgrade()
+        await database.upgrade(notify=not without_notify)
         return await database.state()
 
     _, state = _run(act)
