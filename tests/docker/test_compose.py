@@ -32,8 +32,12 @@ from timers.store.connect import connect
 NEEDS_PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool (Debian: prometheus)")
 
 
-def compose() -> Any:
-    return yaml.safe_load((FOLDER / "compose.yaml").read_text())
+FILES = ("compose.yaml", "compose.sentinel.yaml")
+EACH = pytest.mark.parametrize("name", FILES)
+
+
+def compose(name: str = FILES[0]) -> Any:
+    return yaml.safe_load((FOLDER / name).read_text())
 
 
 def stack(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -61,34 +65,39 @@ def used_names(text: str) -> set[str]:
     return set(re.findall(r"\btimers_[a-z_]+", text))
 
 
-def test_the_compose_file_fits_its_schema() -> None:
+@EACH
+def test_the_compose_file_fits_its_schema(name: str) -> None:
     program = Path(sysconfig.get_path("scripts")) / "check-jsonschema"
-    words = [str(program), "--builtin-schema", "vendor.compose-spec", str(FOLDER / "compose.yaml")]
+    words = [str(program), "--builtin-schema", "vendor.compose-spec", str(FOLDER / name)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_file_that_is_mounted_is_there_or_is_a_secret_that_the_stack_makes(tmp_path: Path) -> None:
+@EACH
+def test_every_file_that_is_mounted_is_there_or_is_a_secret_that_the_stack_makes(name: str, tmp_path: Path) -> None:
     made = stack(tmp_path, "secrets")
     assert made.returncode == 0, made.stderr
-    given = compose()
+    given = compose(name)
     mounted = [volume.split(":")[0] for service in given["services"].values() for volume in service.get("volumes", ())]
     files = [path for path in mounted if path.startswith(".")] + [each["file"] for each in given["secrets"].values()]
     assert files
     assert [path for path in files if not (tmp_path / "docker" / path).exists()] == []
 
 
-def test_no_password_is_in_the_compose_file_and_all_images_are_pinned() -> None:
-    services = compose()["services"].values()
-    assert all(re.fullmatch(r"timers:local|\S+:v?\d+\.\d+\.\d+(-alpine)?", each["image"]) for each in services)
-    assert "PASSWORD:" not in (FOLDER / "compose.yaml").read_text()
+@EACH
+def test_no_password_is_in_the_compose_file_and_all_images_are_pinned(name: str) -> None:
+    images = [each["image"] for each in compose(name)["services"].values() if "image" in each]
+    assert images
+    assert all(re.fullmatch(r"timers:local|\S+:v?\d+\.\d+\.\d+(-alpine)?", each) for each in images)
+    assert "PASSWORD:" not in (FOLDER / name).read_text()
 
 
 def test_secrets_are_made_once(tmp_path: Path) -> None:
     stack(tmp_path, "secrets")
     folder = tmp_path / "docker" / "secrets"
     before = {path.name: path.read_text() for path in folder.iterdir()}
-    assert set(before) == {"api-key", "grafana", "pods.env", "redis.acl"}
+    of_sentinels = {"pods-sentinel.env", "replication", "sentinel"}
+    assert set(before) == {"api-key", "grafana", "pods.env", "redis.acl"} | of_sentinels
     assert folder.stat().st_mode & 0o077 == 0
     assert stack(tmp_path, "secrets").returncode == 0
     assert before == {path.name: path.read_text() for path in folder.iterdir()}

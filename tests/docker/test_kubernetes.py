@@ -16,7 +16,7 @@ from tests.docker.metric_names import labels_of_samples
 from timers.core.durations import parse_ms
 from timers.settings import SECRET_NAMES, load_settings
 
-OVERLAYS = ("dev", "prod")
+OVERLAYS = ("dev", "prod", "sentinel")
 SYSTEMD = "systemd-analyze"
 BOTH = pytest.mark.parametrize("overlay", OVERLAYS)
 
@@ -159,7 +159,9 @@ def test_secrets_are_mounted_files_that_the_overlay_does_not_contain(overlay: st
 
 @BOTH
 def test_all_settings_are_in_one_map(overlay: str) -> None:
-    maps = {name: each["data"] for name, each in of_kind(overlay, "ConfigMap").items() if name != "timers-board"}
+    maps = {
+        name: each["data"] for name, each in of_kind(overlay, "ConfigMap").items() if name.startswith("timers-settings")
+    }
     (settings,) = maps.values()
     for name in ("timers-api", "timers-worker"):
         (container,) = pods(overlay)[name]["containers"]
@@ -178,12 +180,13 @@ def test_budgets_services_and_the_autoscaler_select_existing_pods(overlay: str) 
         return {name for name, has in labels.items() if wanted.items() <= has.items()}
 
     budgets = of_kind(overlay, "PodDisruptionBudget")
+    several = {"timers-api", "timers-worker"} | ({"redis", "sentinel"} if overlay == "sentinel" else set())
     assert {name: selected(each["spec"]["selector"]["matchLabels"]) for name, each in budgets.items()} == {
-        "timers-api": {"timers-api"},
-        "timers-worker": {"timers-worker"},
+        name: {name} for name in several
     }
     services = {name: selected(each["spec"]["selector"]) for name, each in of_kind(overlay, "Service").items()}
-    assert services.pop("redis", {"redis"}) == {"redis"}
+    for name in ("redis", "sentinel"):
+        assert services.pop(name, {name}) == {name}
     assert services.pop("timers-metrics", {"timers-api", "timers-worker"}) == {"timers-api", "timers-worker"}
     assert services == {"timers-api": {"timers-api"}}
     (scaler,) = of_kind(overlay, "HorizontalPodAutoscaler").values()
