@@ -362,3 +362,26 @@ async def test_a_difference_is_found(fleet: Fleet, target: Fleet) -> None:
 async def sample(fleet: Fleet) -> bytes:
     ((_, record),) = (await everything(fleet)).items()
     return record
+
+
+async def test_to_a_cluster_and_back(fleet: Fleet, servers: SharedServers, family: Family) -> None:
+    cluster = await servers.cluster(family)
+    there = await Fleet.over(cluster.url, shards=8)
+    await fleet.client.batch({"prefix": "note", "id": f"{n}", "delay": "1h", "payload": n} for n in range(100))
+    await fleet.client.pause("note")
+    await fleet.redis.set("note:bare", "1", px=3_600_000)
+    before = await everything(fleet)
+    report = await move(fleet, there)
+    assert (report["timers"], report["carried"]["pauses"], report["carried"]["bare keys"]) == (100, 1, 1)
+    assert await everything(there) == before
+    assert await there.redis.get("note:bare") == b"1"
+    await there.client.resume("note")
+    await there.client.cancel("note", "7", purge=True)
+    await fleet.redis.flushdb()
+    fleet.store.identity.epoch, fleet.store.identity.moving = "", None
+    report = await move(there, fleet)
+    assert report["timers"] == 99
+    assert await everything(fleet) == {name: record for name, record in before.items() if name != ("note", "7")}
+    with pytest.raises(Moving, match="has moved"):
+        await there.client.cancel("note", "8")
+    await there.close()

@@ -42,8 +42,8 @@ def copy(
     ] = False,
     output: Output = "table",
 ) -> None:
-    """Move the service to another server, to a cluster, or to another number of shards: all timers exactly as they are,
-    keys, declarations and pauses. Callers get 503 meanwhile and due timers wait. Repeat it after an interruption."""
+    """Move the service to another server, to a cluster, or to another number of shards. All timers stay exactly as they
+    are; callers get 503 meanwhile, and due timers wait. Repeat it after an interruption."""
     if abort_:
         if to_url is not None or dry_run:
             raise InvalidInput.of("--abort", to_url or "--dry-run", "FROM_URL alone")
