@@ -99,7 +99,8 @@ class Runs:
         """`written` is told of runs whose ends are written."""
         self._pod, self._written = pod, written
         self._keeps_failed = pod.options.retention_failed_ms != 0
-        self._held: set[Run] = set()
+        self._held: dict[Run, None] = {}
+        """In the order of their claims."""
         self.in_doubt: Callable[[], object] = lambda: None
         self._extended = asyncio.Event()
         self._queues = defaultdict[int, deque[tuple[Run, Settlement]]](deque)
@@ -117,11 +118,12 @@ class Runs:
 
     def add(self, runs: Iterable[Run]) -> None:
         """Hold the leases of these runs."""
-        self._held.update(runs)
+        self._held.update(dict.fromkeys(runs))
 
     def drop(self, runs: Iterable[Run]) -> None:
         """Stop holding leases: they were given up, lost or settled."""
-        self._held.difference_update(runs)
+        for run in runs:
+            self._held.pop(run, None)
 
     async def wait_for_lease(self, run: Run, seconds: float) -> None:
         """Wait until the run's lease is certain for that long, which it normally is."""
