@@ -1,0 +1,261 @@
+"""Owns the verdict: the world tells the oracle what happens, and what breaks a promise becomes a finding.
+
+Every command is seen as the server executes it, so the whole history of each record is known, and who changed it."""
+
+from collections.abc import Callable, Mapping
+from hashlib import sha1
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tests.simulation.data import Hash, Keys, Reply
+from tests.simulation.lives import FINISHED, Call, Life, Run, State, letter_of, shown
+from tests.simulation.loop import Actor
+from tests.simulation.rules import MAX_ATTEMPTS, WRITERS, Step, broken_by
+from timers.core.model import Status, Timer
+from timers.errors import AlreadyExists, NotFound, NotScheduled, Refused, Running, Unavailable
+from timers.store.store import Identity
+
+if TYPE_CHECKING:
+    from timers.core.limits import Limits
+
+CALM_SECONDS: Final = 0.3
+"""How late a timer may start while nothing goes wrong."""
+
+QUIET_MS: Final = 1000
+"""How long after its deadline a bare key may take to start its timer."""
+
+CHANGE: Final = "change"
+RUN: Final = "run"
+"""What is noted: a script changed a record, and a processor's start or end."""
+
+
+class Finding(NamedTuple):
+    """A broken promise."""
+
+    rule: str
+    timer: str
+    said: str
+
+
+class Oracle:
+    """What it sees goes to `note` too, with who did it."""
+
+    def __init__(self, keys: Keys, lease_ms: int, *, now: Callable[[], float], note: Callable[..., None]) -> None:
+        """`now` is the loop's time."""
+        self._keys, self._lease_ms, self._now, self._note = keys, lease_ms, now, note
+        self.limits: Mapping[str, Limits] = {}
+        """By prefix."""
+        self.may_run: Callable[[str, str], bool] = lambda _pod, _prefix: True
+        """Whether a pod has the own processor of a prefix."""
+        self.lives: dict[Identity, Life] = {}
+        self._places: list[tuple[Identity, Life, bytes, bytes]] = []
+        self.calls: list[Call] = []
+        self.findings: list[Finding] = []
+        self.is_calm = True
+        """Whether nothing has gone wrong yet."""
+        self._troubles: dict[str, list[float]] = {}
+
+    # What is told.
+
+    def watch(self, identity: Identity, shard: int) -> None:
+        """A name that will be used."""
+        life = self.lives[identity] = Life()
+        member = ":".join(identity).encode()
+        bucket = f"timers:{{{shard}}}:rec:{sha1(member, usedforsecurity=False).hexdigest()[:2]}".encode()
+        self._places.append((identity, life, bucket, member))
+
+    def trouble(self, actor: str, seconds: float) -> None:
+        """For so long something is wrong that can cost an actor, or through the `server` all actors, leases."""
+        self.is_calm = False
+        self._troubles.setdefault(actor, []).append(self._now() + seconds)
+
+    def executed(self, actor: Actor, name: str, command: tuple[bytes, ...], reply: Reply) -> None:
+        """The server has executed a command."""
+        if name == "extend" and type(reply) is list:
+            self._extended(command, reply)
+        if name not in WRITERS:
+            return
+        for identity, life, bucket, member in self._places:
+            records = self._keys.peek(bucket)
+            raw = records.get(member) if type(records) is Hash else None
+            if raw is not life.raw:
+                life.raw = raw
+                after = None if raw is None else State.read(raw, self._keys.now_ms)
+                self._changed(
+                    identity, Step(name, actor, life, life.state, after, self._may(actor, identity), self._excused)
+                )
+
+    def started(self, pod: Actor, timer: Timer) -> Run:
+        """A processor is called."""
+        identity, run = (timer.prefix, timer.id), Run(pod, timer, self._now())
+        self._note(pod.name, RUN, "starts to run", identity, timer.token, timer.attempt)
+        life = self.lives[identity]
+        if (wrong := self._wrong_start(life, run)) is not None:
+            self._find(wrong, identity, f"{pod.name} started attempt {timer.attempt}; it is {shown(life.state)}")
+        if not self._may(pod, identity):
+            self._find("the right processor", identity, f"{pod.name} ran it")
+        self._overlaps(identity, life, run)
+        if self.is_calm and not self.limits[timer.prefix].over_fleet:
+            self._punctual(identity, life, run)
+        life.runs[timer.token] = run
+        return run
+
+    def ended(self, run: Run, how: str) -> None:
+        """A processor has returned or raised."""
+        timer = run.timer
+        self._note(run.pod.name, RUN, f"ends with '{how}'", (timer.prefix, timer.id), timer.token, timer.attempt)
+        run.ended, run.how = self._now(), how
+
+    def heard(self, call: Call) -> None:
+        """A caller was answered."""
+        call.ended = self._now()
+        life, heard = self.lives[call.timer], call.heard
+        between = life.during(call)
+        if isinstance(heard, Timer):
+            fits = self._true(call, heard, life, between)
+        elif isinstance(heard, AlreadyExists) and between[0] is None and self._made_it(call, life, between):
+            fits = False
+        elif isinstance(heard, Refused):
+            fits = any(_explains(heard, call, state) for state in between)
+        else:
+            fits = isinstance(heard, Unavailable)
+        if not fits:
+            said = f"{call.verb} was answered {heard!s:.150}; it was {', '.join(map(shown, between))}"
+            self._find("answers are true", call.timer, said)
+
+    # The verdict.
+
+    def finish(self) -> None:
+        """Judge the end: nothing is lost, everybody was answered."""
+        for identity, life in self.lives.items():
+            if life.state is not None and (life.state.status not in FINISHED or life.state.status == "u"):
+                self._find("nothing is lost", identity, f"in the end it is {shown(life.state)}")
+        for call in self.calls:
+            if call.ended is None:
+                self._find("callers are answered", call.timer, f"{call.verb} of {call.actor} was never answered")
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether every timer has ended."""
+        return all(
+            (life.state is None or life.state.status in FINISHED)
+            and max(life.deadlines, default=0) < self._keys.now_ms - QUIET_MS
+            for life in self.lives.values()
+        )
+
+    def _changed(self, identity: Identity, step: Step) -> None:
+        life, before, after = step.life, step.before, step.after
+        life.states.append(after)
+        life.since.append(self._now())
+        self._note(step.actor.name, CHANGE, step.script, identity, before, after)
+        if (wrong := broken_by(step)) is not None:
+            self._find(wrong, identity, f"{step.script} of {step.actor.name} made {shown(before)} into {shown(after)}")
+        if after is None:
+            return
+        if before is None:
+            life.makers[after.created] = step.actor.name
+        known = before.version if before is not None and before.created == after.created else 0
+        life.unseen.update((after.created, version) for version in range(known + 1, after.version))
+        life.newest_token = max(life.newest_token, after.token)
+        if step.script in ("claim", "rescue"):
+            life.takers[after.token] = step.actor
+            life.leased_until[after.token] = after.at_ms + self._lease_ms
+            life.fired.add((after.created, after.occurrence))
+
+    def _extended(self, command: tuple[bytes, ...], reply: list[Any]) -> None:
+        """See which leases got longer: `EVALSHA digest 1 root wake pod lease_ms (prefix id token)…`."""
+        lease_ms, parts, lost = int(command[6]), command[7:], set(reply[1])
+        for place in range(len(parts) // 3):
+            prefix, timer_id, token = parts[3 * place : 3 * place + 3]
+            life = self.lives.get((prefix.decode(), timer_id.decode()))
+            if life is not None and place not in lost:
+                life.leased_until[int(token)] = self._keys.now_ms + lease_ms
+
+    def _wrong_start(self, life: Life, run: Run) -> str | None:
+        """Whether a run may start: its pod holds the record, which says what it was told, under a live lease."""
+        timer, state = run.timer, life.state
+        if timer.token in life.runs:
+            return "one start a token"
+        if state is None or state.status != "r" or state.token != timer.token:
+            return "only the holder runs"
+        if life.takers[timer.token] is not run.pod:
+            return "only the holder runs"
+        if life.leased_until[timer.token] < self._keys.now_ms:
+            return "no start without a lease"
+        if state.failures >= MAX_ATTEMPTS:
+            return "tries are bounded"
+        fits = (state.attempt, state.occurrence) == (timer.attempt, timer.occurrence)
+        return None if fits else "what runs is the record"
+
+    def _overlaps(self, identity: Identity, life: Life, run: Run) -> None:
+        for other in life.runs.values():
+            if other.ended is None and not other.pod.stopped and not self._excused(other.pod):
+                self._find("one at a time", identity, f"{run.pod.name} started while {other.pod.name} runs it")
+        limit = self.limits[identity[0]].concurrency
+        if limit is None:
+            return
+        running = [
+            each.pod
+            for (prefix, _), of_name in self.lives.items()
+            for token, each in of_name.runs.items()
+            if prefix == identity[0] and each.ended is None and not each.pod.stopped
+            if of_name.state is not None and of_name.state.token == token
+        ]
+        if len(running) >= limit and not any(map(self._excused, [*running, run.pod])):
+            self._find("limits hold", identity, f"{run.pod.name} started beside {[pod.name for pod in running]}")
+
+    def _punctual(self, identity: Identity, life: Life, run: Run) -> None:
+        """Nothing went wrong, so it starts soon after it is due, or after it was armed if that was later."""
+        armed = max(
+            since for since, state in zip(life.since, life.states, strict=True) if state and state.status in "sw"
+        )
+        due = self._now() + (run.timer.due_ms - self._keys.now_ms) / 1000
+        if run.began - max(due, armed) > CALM_SECONDS:
+            self._find("on time", identity, f"{run.pod.name} started it {run.began - due:.3f} s late")
+
+    def _true(self, call: Call, heard: Timer, life: Life, between: list[State | None]) -> bool:
+        """Whether the timer was as the caller was told, at some moment of the call."""
+        if call.given.get("purge"):
+            return None in between
+        if call.verb == "cancel" and heard.status is not Status.CANCELLED:
+            return False
+        if (heard.created_ms, heard.version) in life.unseen:
+            return True
+        said = (heard.created_ms, heard.version, letter_of(heard.status), heard.due_ms)
+        return any(
+            said == (state.created, state.version, state.status.replace("w", "s"), state.due)
+            for state in between
+            if state is not None
+        )
+
+    def _made_it(self, call: Call, life: Life, between: list[State | None]) -> bool:
+        """Whether nobody but this call can have made the timer of which it was told."""
+        others = [c for c in self.calls if c is not call and c.verb == "create" and c.timer == call.timer]
+        is_alone = not any(other.ended is None or other.ended >= call.began for other in others)
+        made = {life.makers.get(state.created) for state in between if state is not None}
+        return is_alone and made == {call.actor}
+
+    def _may(self, actor: Actor, identity: Identity) -> bool:
+        return self.may_run(actor.name, identity[0])
+
+    def _excused(self, actor: Actor) -> bool:
+        """Whether trouble of the actor or of the server may have cost it a lease by now."""
+        since = self._now() - self._lease_ms / 1000 - 1.0
+        return any(until >= since for name in (actor.name, "server") for until in self._troubles.get(name, ()))
+
+    def _find(self, rule: str, identity: Identity, said: str) -> None:
+        self.findings.append(Finding(rule, ":".join(identity), f"at {self._now():.4f}: {said}"))
+
+
+def _explains(refused: Refused, call: Call, state: State | None) -> bool:
+    """Whether a refusal is right in a state."""
+    match refused:
+        case NotFound():
+            return state is None
+        case AlreadyExists():
+            return state is not None
+        case Running():
+            return state is not None and state.status == "r"
+        case NotScheduled():
+            return state is not None and state.status in (FINISHED if call.verb != "retry" else "swc")
+        case _:
+            return False

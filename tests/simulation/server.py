@@ -1,0 +1,97 @@
+"""Owns the simulated server: one db, its clock, its scripts and who listens to it."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Final, Protocol
+
+from tests.simulation.data import Keys, Refused, Reply
+from tests.simulation.lua import Lua
+from timers.store import scripts
+
+EPOCH_US: Final = 1_800_000_000_000_000
+"""The server's clock at the loop's second 0, so that it and the clocks of the pods differ."""
+
+CYCLE_SECONDS: Final = 0.1
+"""How often the server looks for expired keys by itself."""
+
+
+@cache
+def service_scripts() -> Mapping[bytes, str]:
+    """The names of the service's scripts by digest."""
+    names = [f"{room}{each.name.removesuffix('.lua')}" for room in ("", "bare/") for each in _folder(room)]
+    return {scripts.digest(name).encode(): name for name in names if name != "common"}
+
+
+def _folder(room: str) -> list[Traversable]:
+    folder = files("timers") / (room.rstrip("/") or "store") / "lua"
+    return sorted((each for each in folder.iterdir() if each.name.endswith(".lua")), key=lambda each: each.name)
+
+
+class Listener(Protocol):
+    """A subscription, as the server sees it."""
+
+    def hear(self, channel: bytes, message: bytes) -> None:
+        """Take a message."""
+
+    def lose(self) -> None:
+        """The connection is gone."""
+
+
+class Server:
+    """`now` asks the loop's time in seconds; `texts` replaces scripts by others, by name."""
+
+    def __init__(self, lua: Lua, now: Callable[[], float], texts: Mapping[str, str] | None = None) -> None:
+        self.keys = Keys(self.now_us, self._publish)
+        self._lua, self._now, self._texts = lua, now, dict(texts or {})
+        self._compiled: dict[bytes, bytes] = {}
+        self.listeners: dict[bytes, list[Listener]] = {}
+        self.stalled_until = self.away_until = 0.0
+        self.life = 0
+        """Rises with each restart."""
+
+    def now_us(self) -> int:
+        return EPOCH_US + round(self._now() * 1_000_000)
+
+    def execute(self, command: tuple[bytes, ...]) -> Reply:
+        """Run a command or a script."""
+        if command[0] != b"EVALSHA":
+            return self.keys.run(*command)
+        digest, number = command[1], int(command[2])
+        text = self._compiled.get(digest)
+        if text is None:
+            name = service_scripts().get(digest)
+            if name is None:
+                return Refused("NOSCRIPT No matching script. Please use EVAL.")
+            text = self._compiled[digest] = (self._texts.get(name) or scripts.source(name)).encode()
+        return self._lua.run(self.keys, text, list(command[3 : 3 + number]), list(command[3 + number :]))
+
+    def subscribe(self, channel: bytes, listener: Listener) -> None:
+        self.listeners.setdefault(channel, []).append(listener)
+
+    def forget(self, which: Callable[[Listener], bool]) -> None:
+        """End subscriptions; nobody is told."""
+        for channel, heard in self.listeners.items():
+            self.listeners[channel] = [listener for listener in heard if not which(listener)]
+
+    def restart(self, away_seconds: float) -> None:
+        """End all connections; keep the data."""
+        self.life += 1
+        self.away_until = max(self.away_until, self._now() + away_seconds)
+        listening = [each for heard in self.listeners.values() for each in heard]
+        self.listeners.clear()
+        for listener in listening:
+            listener.lose()
+
+    def look_for_expired(self) -> None:
+        """What a server does now and then; it may be slow to find them all."""
+        if self._now() >= self.away_until:
+            for key in list(self.keys.ends):
+                self.keys.expire(key)
+
+    def _publish(self, channel: bytes, message: bytes) -> int:
+        heard = self.listeners.get(channel, [])
+        for listener in list(heard):
+            listener.hear(channel, message)
+        return len(heard)
