@@ -318,7 +318,7 @@ class SentinelConnections(Connections):
     """Connections to the primary behind Sentinels."""
 
     sentinels: Sentinels = field(kw_only=True)
-    _made: dict[Address, Connections] = field(default_factory=dict, kw_only=True)
+    _made: dict[Address, Connections] = field(default_factory=dict, kw_only=True, compare=False, repr=False)
 
     @property
     def replicas(self) -> Sequence[Connections]:
