@@ -1,6 +1,6 @@
 """The promises about attempts: P4 one winner, P5 tokens rise, P7 no zombie result, P8 bounded attempts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from tests.chaos.findings import Completion, EndState, Finding, Property
@@ -81,11 +81,12 @@ def _swallowed(gap: Gap, faults: Faults) -> bool:
     return faults.swallow(gap.hidden, gap.from_ns, at_ns, besides=int(of_earlier))
 
 
-def zombies(story: Story, end: EndState | None) -> Iterator[Finding]:
-    """P7: an occurrence has at most one accepted completion, and it belongs to the newest attempt."""
+def zombies(story: Story, end: EndState | None, faults: Faults) -> Iterator[Finding]:
+    """P7: an occurrence has at most one accepted completion, and it belongs to the newest attempt, or to the one before
+    those that the server forgot."""
     if end is None or not end.completions:
         return
-    newest = [runs[-1] for runs in story.chains()]
+    newest = [run for runs in story.chains() for run in _last(runs, faults)]
     for completion in end.completions:
         if not any(_completed(run, completion) for run in newest):
             text = f"attempt {completion.attempt} was accepted as completed: not the newest, or not (yet) successful"
@@ -96,6 +97,13 @@ def zombies(story: Story, end: EndState | None) -> Iterator[Finding]:
     if end.status == "completed" and end.completions[-1].attempt != end.attempt:
         text = f"attempt {end.completions[-1].attempt} was accepted after attempt {end.attempt} had been claimed"
         yield Finding(Property.ZOMBIE, story.timer, text, story.lines())
+
+
+def _last(runs: Sequence[Run], faults: Faults) -> Iterator[Run]:
+    for run in reversed(runs):
+        yield run
+        if not faults.forgotten(run, FOREVER_NS):
+            return
 
 
 def _completed(run: Run, completion: Completion) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from tests.chaos import attempt_rules, life_rules
+from tests.chaos import attempt_rules, key_rules, life_rules
 from tests.chaos.figures import figures
 from tests.chaos.findings import FINISHED, Counts, EndState, Finding, Property, Report
 from tests.chaos.timeline import Faults, Story, stories
@@ -52,7 +52,8 @@ def _of_story(story: Story, end: EndState | None, faults: Faults, max_attempts: 
     yield from life_rules.never_created(story, end)
     yield from attempt_rules.one_winner(story, faults)
     yield from attempt_rules.tokens_rise(story, end, faults)
-    yield from attempt_rules.zombies(story, end)
+    yield from attempt_rules.zombies(story, end, faults)
+    yield from key_rules.one_key(story)
     yield from attempt_rules.burnt(story, end, faults)
     if max_attempts is not None:
         yield from attempt_rules.bounded(story, end, faults, max_attempts)

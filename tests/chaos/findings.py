@@ -26,6 +26,7 @@ class Property(StrEnum):
     CONSERVATION = "P11 conservation"
     SERVED = "P12 the processor meant, and no more at once than it allows"
     ORDERLY = "P13 orderly"
+    KEYS = "P16 one idempotency key for an occurrence"
     TOLD = "P14 hooks are told"
     COPIED = "P15 the ledger agrees"
 

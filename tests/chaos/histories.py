@@ -62,6 +62,7 @@ class Past:
         due: int = 1_000,
         outcome: Outcome | None = Outcome.DONE,
         took: int = 5,
+        key: str = "",
     ) -> None:
         """A start at `at` and, unless `outcome` is None, its end `took` later."""
         run: Said = {
@@ -71,7 +72,7 @@ class Past:
             "token": token or attempt,
             "occurrence": occurrence,
         }
-        start: Said = {**run, "due_ms": EPOCH_MS + due}
+        start: Said = {**run, "due_ms": EPOCH_MS + due, "key": key}
         self._add(Kind.START, at, **start)
         if outcome is not None:
             end: Said = {**run, "outcome": outcome}

@@ -1,6 +1,6 @@
 """Which promise each plant breaks."""
 
-from tests.chaos import plants
+from tests.chaos import key_plants, plants
 from tests.chaos.findings import Property
 
 PLANTS: dict[Property, list[plants.Plant]] = {
@@ -68,6 +68,7 @@ PLANTS: dict[Property, list[plants.Plant]] = {
         plants.refused_but_run,
         plants.run_without_a_create,
     ],
+    Property.KEYS: [key_plants.another_key_after_a_loss, key_plants.key_of_the_occurrence_before],
     Property.CONSERVATION: [
         plants.leak_of_a_timer,
         plants.timer_counted_twice,

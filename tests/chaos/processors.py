@@ -61,6 +61,7 @@ async def _run(timer: Timer, context: Context, called: str) -> None:
         token=context.token,
         due_ms=timer.due_ms,
         processor=called,
+        key=context.idempotency_key,
     )
     _witness().start(run)
     outcome = Outcome.FAILED

@@ -9,6 +9,7 @@ from tests.chaos.findings import Counts, Property
 from tests.chaos.histories import Past
 from tests.chaos.planted import NOT_SEEN_ALONE, PLANTS
 from tests.chaos.plants import TIMER, Plant, done
+from tests.chaos.timeline import EVERY_POD
 from tests.chaos.witness import FaultKind, Kind
 
 
@@ -62,6 +63,19 @@ def test_a_takeover_from_a_pod_that_had_no_core_is_explained() -> None:
     report = past.judged(MAX_ATTEMPTS)
     assert report.ok, str(report)
     assert (report.figures.duplicates, report.figures.faults_proven) == (1, 0)
+
+
+def test_a_result_that_outlives_a_forgotten_second_run_is_accepted() -> None:
+    """The first loss comes before the ledger has the end, the second one after that, but before it has the next."""
+    past = Past()
+    past.create(TIMER)
+    past.run(TIMER, 1_002, pod="a", token=1, key="one")
+    past.fault(FaultKind.LOSS, EVERY_POD, 1_100)
+    past.run(TIMER, 1_500, pod="a", token=2, key="one")
+    past.fault(FaultKind.LOSS, EVERY_POD, 1_600)
+    past.completed(TIMER, 1_010, token=2)
+    report = past.judged(MAX_ATTEMPTS)
+    assert report.ok, str(report)
 
 
 def test_figures_count_what_happened() -> None:

@@ -211,7 +211,7 @@ TROUBLES: Final[Mapping[str, Trouble]] = {
     "flushalls": Trouble(_flush, timers=4_000, times=5),
     "emptied": Trouble(_start_empty, timers=4_000, times=5),
     "older": Trouble(_go_back, timers=4_000, times=4),
-    "lost": Trouble(_lose_anything, timers=10_000, spread_s=40.0, times=10),
+    "lost": Trouble(_lose_anything, timers=10_000, spread_s=40.0, times=10, needs=Needs(shards=3)),
     "mixed": Trouble(
         _anything,
         timers=40_000,

@@ -93,7 +93,8 @@ class Event:
 
     `timer` is `prefix/id`. `call` links an answer to its call and a fault's end to its start. `due_ms` is epoch
     milliseconds: on a call the earliest that was asked for, on a start the one that the timer shows. `slots` is how
-    often the timer of a create is to run, 0 for nothing said. `processor` is the one that was called.
+    often the timer of a create is to run, 0 for nothing said. `processor` is the one that was called, `key` the
+    run's idempotency key.
     `exit_code` is set for a pod that was told to stop.
     """
 
@@ -112,6 +113,7 @@ class Event:
     due_ms: int = 0
     slots: int = 0
     processor: str = ""
+    key: str = ""
     outcome: str = ""
     fault: str = ""
     proof: str = ""
@@ -136,7 +138,8 @@ _FIELDS = tuple(field.name for field in fields(Event))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What identifies one run of a timer in start and end lines, its due time, and the processor that was called."""
+    """What identifies one run of a timer in start and end lines, its due time, the processor that was called, and the
+    idempotency key."""
 
     timer: str
     occurrence: int
@@ -144,6 +147,7 @@ class Attempt:
     token: int
     due_ms: int
     processor: str = ""
+    key: str = ""
 
 
 class Said(TypedDict, total=False):
@@ -160,6 +164,7 @@ class Said(TypedDict, total=False):
     due_ms: int
     slots: int
     processor: str
+    key: str
     outcome: str
     fault: str
     proof: str
@@ -206,7 +211,7 @@ class Witness:
 
     def start(self, run: Attempt) -> Event:
         """Writes that a run begins. Call it before the effect."""
-        return self._write(Kind.START, due_ms=run.due_ms, processor=run.processor, **_identity(run))
+        return self._write(Kind.START, due_ms=run.due_ms, processor=run.processor, key=run.key, **_identity(run))
 
     def end(self, run: Attempt, outcome: Outcome) -> Event:
         """Writes that a run's effect is over. Call it before the service hears of it."""
