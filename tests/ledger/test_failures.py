@@ -1,11 +1,11 @@
 """What fails where a timer is written: the database, Redis, a run, a delete. Nothing is lost, and nobody is told a
 create that is not kept."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from tests import postgres
 from tests.engine.fleet import Calls, Fleet
@@ -16,8 +16,10 @@ from timers.client import TimerClient, client_over, open_store
 from timers.client.fleet import Declared
 from timers.core.model import Status, Timer
 from timers.core.outcome import Retry
-from timers.errors import LedgerUnavailable, NotFound
+from timers.errors import LedgerUnavailable, NotFound, Unavailable
+from timers.ledger import rows as sql
 from timers.ledger.database import Database
+from timers.ledger.rows import Row
 from timers.processor import Context
 from timers.store.connect import connect
 from timers.store.following import stages
@@ -215,3 +217,31 @@ async def test_a_role_without_the_right_to_write_refuses_creates_and_copies_late
     await fleet.drain(pod)
     await run(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
     await owner.close()
+
+
+async def test_a_loss_in_a_change_is_told_rather_than_answered(
+    own: OwnServer, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change is lost with Redis before the ledger has it, and the state before it was given back."""
+    fleet = await Fleet.over(own.url)
+    await fleet.pod(Calls(), ledger=database)
+    await client.create("note", "a", delay=LATER)
+    await agreed(database, fleet.store)
+    save = sql.save
+
+    async def late(connection: AsyncConnection, rows: Iterable[Row]) -> None:
+        written = list(rows)
+        if written[0].status == "cancelled":
+            monkeypatch.undo()
+            await fleet.redis.flushall()
+            await whole(fleet)
+        await save(connection, written)
+
+    if database.dialect == "postgresql":  # the only connection to SQLite is taken
+        monkeypatch.setattr(sql, "save", late)
+        with pytest.raises(Unavailable, match="lost data during this change"):
+            await client.cancel("note", "a")
+        assert (await fleet.client.get("note", "a")).status is Status.SCHEDULED
+    await client.cancel("note", "a")
+    assert (await agreed(database, fleet.store))["note:a"].status == "cancelled"
+    await fleet.close()

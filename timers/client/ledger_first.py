@@ -5,6 +5,7 @@ has a timer of that name, Redis decides, and the row follows it.
 """
 
 from collections.abc import Collection, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final
 
@@ -20,12 +21,16 @@ from timers.ledger.rows import Row
 from timers.store import codec
 from timers.store.callers import Quota, Quotas
 from timers.store.codec import JUMP
+from timers.store.comparing import Life, life_of
 from timers.store.following import stages
 from timers.store.restoring import restore
 from timers.store.store import Arming, Identity, Reply, Store
 
 FAST: Final[Durability] = "fast"
 LEDGER: Final[Durability] = "ledger"
+
+
+_before: ContextVar[Life] = ContextVar("life of the shard before a change")
 
 
 class LedgerFirst:
@@ -119,15 +124,19 @@ class LedgerFirst:
         Gives the timer back if Redis was lost and is still being restored."""
         await self._database.ping()
         await self.give_back([identity])
+        _before.set(await life_of(self._store, self._store.shard_of(*identity)))
 
     async def keep(self, timer: Timer, *, removed: bool) -> None:
-        """Write what a change has made of a timer."""
+        """Write what a change has made of a timer. Raises Unavailable if Redis has lost data since `ready`, and perhaps
+        the change: what the ledger had until now may have been given back in its place."""
         row = self._row(timer)
         if removed:
             row = rows.tombstone(
                 row.prefix, row.id, row.shard, version=row.version + 1, created=row.created, at_ms=row.changed
             )
         await self._database.do(partial(rows.save, rows=[row]))
+        if not _before.get().goes_on(await life_of(self._store, row.shard)):
+            raise Unavailable("Redis has lost data during this change, and perhaps the change: repeat it")
 
     async def give_back(self, identities: Sequence[Identity]) -> None:
         """Restore these timers at once if their shards were lost and are still being restored."""
