@@ -19,6 +19,7 @@ from timers.client import Armed, TimerClient, client_over, open_store
 from timers.core.model import Timer
 from timers.embedded import Family
 from timers.errors import InvalidInput, Unavailable
+from timers.store import durability as durabilities
 from timers.store.connect import connect
 from timers.store.durability import REPLICATED, WAIT_MS
 from timers.store.store import Store
@@ -141,17 +142,31 @@ async def test_without_replicas_it_is_refused_to_who_asks_for_it(real: Store) ->
     assert (await served.create("note", "b", delay="1h")).durability == "fast"
 
 
-async def test_the_end_of_a_run_waits_for_the_replicas(group: Replicated) -> None:
+async def test_the_end_of_a_run_waits_for_the_replicas(group: Replicated, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WAIT_MS, REPLICATED, 100_000)
+    monkeypatch.setattr(durabilities, "AWAY_SECONDS", 1000)
     fleet, done = await Fleet.over(group.primary.url), Calls()
     pod = await fleet.pod(done, durability="replicated")
     told = list[tuple[str, bool, int]]()
     pod.store.confirmed = lambda *said: told.append(said)
-    await fleet.client.create("note", "a", delay="0s")
+    await fleet.client.create("note", "first", delay="0s")
 
     async def ended() -> bool:
-        return bool(told)
+        return len(told) == 1
 
-    await eventually(ended, "the end is written")
+    await eventually(ended, "the first end is written")
+    told.clear()
+    group.links[1].open.clear()
+    await fleet.client.create("note", "a", delay="0s")
+
+    async def waits() -> bool:
+        return len(done) == 2 and (await fleet.client.get("note", "a")).status == "completed"
+
+    await eventually(waits, "the primary has the end")
+    assert len(pod.worker._runs) == 1
+    assert not told
+    group.links[1].open.set()
+    await eventually(ended, "the replica has the end")
     assert told == [("replicated", True, 1)]
     async with TimerClient(group.replicas[1].url) as replica:
         assert (await replica.get("note", "a")).status == "completed"

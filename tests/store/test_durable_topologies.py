@@ -11,6 +11,7 @@ from timers.client import Armed, TimerClient, client_over, open_store
 from timers.core.model import Timer
 from timers.errors import Unavailable
 from timers.store.connect import connect
+from timers.store.durability import ReplicasProof
 
 
 async def batch_of(client: TimerClient, number: int) -> list[Timer]:
@@ -43,6 +44,13 @@ async def test_in_a_cluster_each_primary_waits_for_its_replicas(cluster: Cluster
         assert {timer.durability for timer in told} == {"fast", "replicated"}
         replica.go_on()
         assert None not in await store.get([(timer.prefix, timer.id) for timer in (*made, *told)])
+
+
+def test_a_replica_that_only_sentinels_know_counts() -> None:
+    info = b"role:master\r\nconnected_slaves:1\r\nslave0:ip=::1,port=6379,state=online,offset=1,lag=0\r\n"
+    proof = ReplicasProof(lambda: 2)
+    assert proof.judged([1, info]) == (False, "1 of 2 replicas had it", "")
+    assert proof.judged([2, info]).reached
 
 
 async def test_a_failover_by_sentinels_loses_nothing_that_was_replicated(sentinels: Sentinels) -> None:

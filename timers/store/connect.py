@@ -261,8 +261,13 @@ class Connections:
         """What writes with this durability."""
         if level not in self._durable:
             answer_s = self.commands.connection_pool.connection_kwargs["socket_timeout"] + WAIT_MS[level] / 1000
-            self._durable[level] = DurableWriter(level, ScriptConnection(self.dial(), answer_s=answer_s))
+            connection = ScriptConnection(self.dial(), answer_s=answer_s)
+            self._durable[level] = DurableWriter(level, connection, self.known_replicas)
         return self._durable[level]
+
+    def known_replicas(self) -> int:
+        """How many replicas somebody else than the server knows."""
+        return 0
 
     def other(self, host: str, port: int) -> Redis:
         """A client for another server with the same users and certificates, to be asked once."""

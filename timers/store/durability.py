@@ -7,7 +7,7 @@ connection wrote. It holds up what comes next, so these writes have connections 
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -64,7 +64,9 @@ class ReplicasProof:
     """All replicas have the write. WAIT counts them and does not say which, so one that may never be promoted counts
     too: without it, WAIT might have counted it in place of one that may."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Callable[[], int]) -> None:
+        """`known` is how many there are as somebody else says, such as Sentinels."""
+        self._known = known
         self._live, self._most, self._most_until = 0, 0, 0.0
 
     def asked(self) -> Sequence[Command]:
@@ -82,11 +84,12 @@ class ReplicasProof:
         now = time.monotonic()
         if len(replicas) >= self._most or now > self._most_until:
             self._most, self._most_until = len(replicas), now + REMEMBERED_SECONDS
-        if self._most == 0:
+        most = max(self._most, self._known())
+        if most == 0:
             return Verdict(False, lacks := "it has no replica", lacks)
         if b"role:master" not in info:
             return Verdict(False, "the server is a replica now")
-        return Verdict(acked >= self._most, f"{acked} of {self._most} replicas had it")
+        return Verdict(acked >= most, f"{acked} of {most} replicas had it")
 
     def moved(self) -> None:
         """The next server may be another one. Its replicas are those of the last one, which count on."""
@@ -179,10 +182,10 @@ class DurableWriter(Writer):
     """For one server. Callers at the same time share a wait: what comes meanwhile is sent
     after it, in one pipeline, with one wait for all of it."""
 
-    def __init__(self, level: WaitLevel, connection: Sender) -> None:
-        """Takes a connection that nobody else uses."""
+    def __init__(self, level: WaitLevel, connection: Sender, replicas: Callable[[], int] = lambda: 0) -> None:
+        """Takes a connection that nobody else uses. `replicas` is how many others say there are."""
         self._level, self._connection = level, connection
-        self._proof: _Proof = ReplicasProof() if level == REPLICATED else DiskProof()
+        self._proof: _Proof = ReplicasProof(replicas) if level == REPLICATED else DiskProof()
         self._known: Verdict | None = None
         self._waiting: list[_Asked] = []
         self._working: asyncio.Task[None] | None = None

@@ -337,6 +337,10 @@ class SentinelConnections(Connections):
             )
         return self._made[address]
 
+    def known_replicas(self) -> int:
+        """See Connections. Those that the Sentinels reach may be promoted, whether the primary does or not."""
+        return len(self.sentinels.replicas)
+
     @property
     def options(self) -> str:
         host, port = self.sentinels.primary or ("PRIMARY", 6379)
