@@ -96,7 +96,7 @@ def main(
         http.benchmark(10_000, 40_000),
         inbox.benchmark(10.0),
         ledger.benchmark(20_000, 5_000, burst_timers, restored),
-        durable.benchmark(20_000, 10_000, 1_000),
+        durable.benchmark(4_000, 2_000, 200, 15),
     )
     postgres.prepare()
     atexit.register(postgres.stop)

@@ -1,7 +1,9 @@
 """Measures what waiting for the disk or the replicas costs, beside `fast` on the same server and on a plain one."""
 
 import asyncio
+import statistics
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -35,44 +37,60 @@ _Way = Callable[[Stage, Durability], Awaitable[float]]
 """Seconds for arming."""
 
 
-def benchmark(batched: int, together: int, single: int) -> Benchmark:
-    """The benchmark for so many timers in batches, by callers at the same time, and one by one."""
+def benchmark(batched: int, together: int, single: int, rounds: int) -> Benchmark:
+    """The benchmark for so many timers in batches, by callers at the same time, and one by one, all in each round."""
     return Benchmark(
         "durability",
-        f"{batched:,} timers in batches of 1,000, {together:,} by {CALLERS} callers at once, {single:,} one by one",
+        f"medians of {rounds} rounds of {batched:,} timers in batches of 1,000, {together:,} by {CALLERS} callers at "
+        f"once, {single:,} one by one; all servers in turn in each round",
         _COLUMNS,
-        partial(_measure, batched, together, single),
+        partial(_measure, batched, together, single, rounds),
         "HTTP; replicas on other machines; disks of servers (a flush of this one took what `one by one` says)",
     )
 
 
-async def _measure(batched: int, together: int, single: int, stage: Stage) -> Sequence[Row]:
-    ways: list[tuple[str, int, _Way]] = [
-        ("batches", batched, partial(_batches, batched)),
-        (f"{CALLERS} callers", together, partial(_callers, CALLERS, together)),
-        ("one by one", single, partial(_callers, 1, single)),
+_SERVERS: Final[Sequence[tuple[str, Sequence[Durability], Sequence[str], int]]] = (
+    ("everysec", ("fast",), (), 0),
+    ("everysec, 2 replicas", ("fast", "replicated"), (), 2),
+    ("always", ("fast", "fsync"), ("--appendfsync", "always"), 0),
+)
+"""Each with the durabilities to measure on it, its options, and how many replicas it has."""
+
+
+async def _measure(batched: int, together: int, single: int, rounds: int, stage: Stage) -> Sequence[Row]:
+    ways: list[tuple[str, int, int, _Way]] = [
+        ("batches", batched, 1, partial(_batches, batched)),
+        (f"{CALLERS} callers", together, CALLERS, partial(_callers, CALLERS, together)),
+        ("one by one", single, 1, partial(_callers, 1, single)),
     ]
-    found, plain = list[Row](), dict[str, float]()
-    servers: list[tuple[str, list[Durability], Sequence[str], int]] = [
-        ("everysec", ["fast"], (), 0),
-        ("everysec, 2 replicas", ["fast", "replicated"], (), 2),
-        ("always", ["fast", "fsync"], ("--appendfsync", "always"), 0),
-    ]
-    for server, levels, options, replicas in servers:
-        started = await _start(stage, options, replicas)
-        store = await open_store(connect(started[0].url))
-        async with client_over(store) as client:
-            await declare(store, "bench-noop")
-            on = replace(stage, server=started[0], store=store, client=client)
-            for way, number, arm in ways:
-                for level in levels:
-                    await arm(on, level)  # warm
-                    seconds = await arm(on, level)
-                    plain.setdefault(way, number / seconds)
-                    each_ms = seconds * 1000 / number * (CALLERS if "callers" in way else 1)
-                    found.append((server, way, level, number / seconds, each_ms, number / seconds / plain[way]))
-        await asyncio.gather(*(one.stop() for one in started))
+    found: list[Row] = []
+    async with AsyncExitStack() as ends:
+        stages = [
+            (server, levels, await _opened(stage, options, replicas, ends))
+            for server, levels, options, replicas in _SERVERS
+        ]
+        for way, number, callers, arm in ways:
+            took: dict[tuple[str, Durability], list[float]] = {}
+            for _ in range(rounds + 1):
+                for server, levels, on in stages:
+                    for level in levels:
+                        took.setdefault((server, level), []).append(await arm(on, level))
+            plain = took["everysec", "fast"][1:]
+            for (server, level), (_warm, *seconds) in took.items():
+                ratios = [one / other for one, other in zip(plain, seconds, strict=True)]
+                each_s = statistics.median(seconds) / number
+                found.append((server, way, level, 1 / each_s, each_s * callers * 1000, statistics.median(ratios)))
     return found
+
+
+async def _opened(stage: Stage, options: Sequence[str], replicas: int, ends: AsyncExitStack) -> Stage:
+    started = await _start(stage, options, replicas)
+    for one in started:
+        ends.push_async_callback(one.stop)
+    store = await open_store(connect(started[0].url))
+    client = await ends.enter_async_context(client_over(store))
+    await declare(store, "bench-noop")
+    return replace(stage, server=started[0], store=store, client=client)
 
 
 async def _start(stage: Stage, options: Sequence[str], replicas: int) -> list[EmbeddedServer]:
