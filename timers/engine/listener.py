@@ -60,10 +60,11 @@ class Listener:
         """Stay subscribed at the one server of the db, or at all primaries of a cluster."""
         connections = self._pod.store.connections
         if is_spread(connections):
-            await side_by_side([self._follow(), repeat(self._check_replicas, REPLICAS_SECONDS)])
+            listening = self._follow()
         else:
             (whole,) = parts(connections, self._pod.store.shards)
-            await self._subscription(whole).run()
+            listening = self._subscription(whole).run()
+        await side_by_side([listening, repeat(self._check_replicas, REPLICAS_SECONDS)])
 
     async def _follow(self) -> None:
         """Hold a subscription for each part of the db where that lies now. A server that is no primary any more keeps
