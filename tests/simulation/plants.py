@@ -111,8 +111,8 @@ def _forget(self: ShardSweep, *_: Any, **__: Any) -> None:
 NO_PLANT: Final = Plant()
 
 PLANTS: Final[Mapping[str, Plant]] = {
-    "settle without the token check": Plant({"if held.token ~= token then return 'fenced' end": ""}, seen_by=61),
-    "a second settle counts": Plant({"if held.status ~= 'r' then return 'already' end": ""}, seen_by=23),
+    "settle without the token check": Plant({"if held.token ~= token then return 'fenced' end": ""}, seen_by=6),
+    "a second settle counts": Plant({"if held.status ~= 'r' then return 'already' end": ""}, seen_by=1),
     "start after cancel": Plant(
         {
             "if r.status ~= 's' or r.waits then": "if (r.status ~= 's' and r.status ~= 'x') or r.waits then",
@@ -125,10 +125,10 @@ PLANTS: Final[Mapping[str, Plant]] = {
             "if r.due > now then": "if r.due > now + 1 then",
             "'-inf', '(' .. text(now + 1), 'LIMIT', '0'": "'-inf', '(' .. text(now + 2), 'LIMIT', '0'",
         },
-        seen_by=2,
+        seen_by=17,
     ),
     "lease not extended": Plant(engine=((Leases, "_extend", _at_once),), seen_by=1),
-    "lease taken over while it lasts": Plant({"if lease_of(member) then return end": ""}, seen_by=1),
+    "lease taken over while it lasts": Plant({"if lease_of(member) then return end": ""}, seen_by=14),
     "attempt not counted": Plant({"'r', token, r.attempt + 1": "'r', token, r.attempt"}),
     "occurrence lost between run and re-arm": Plant(
         {"    schedule(prefix, id, r.due)\n    if r.failures ~= 0": "    if r.failures ~= 0"}, seen_by=1
@@ -136,17 +136,17 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "cancel acknowledged before written": Plant(engine=((TimerClient, "cancel", _cancel_later),), seen_by=1),
     "token reused": Plant(
         {"local top = math.max(newest_token(), now_us) + n": "local top = math.max(math.floor(now / 1000), 1) + n"},
-        seen_by=1,
+        seen_by=3,
     ),
     "a retry burns two tries": Plant(engine=((runner, "decide", _burn_two),), seen_by=3),
     "rescue by a wrong processor": Plant(
-        engine=((ShardSweep, "_find_orphans", _find_all), (Claimer, "_room_of", _any_room)), seen_by=1
+        engine=((ShardSweep, "_find_orphans", _find_all), (Claimer, "_room_of", _any_room)), seen_by=22
     ),
     "create repeated blindly": Plant(engine=((ScriptWire, "execute", _ask_twice),), seen_by=1),
     "limit not held": Plant(engine=((Registry, "limits_fleet", _unlimited),), seen_by=8),
     "bare key fired twice": Plant({"  if not is_news(member, times, since, r) then return 'known' end": ""}),
-    "starts without looking at its lease": Plant(engine=((Runs, "wait_for_lease", _at_once),), seen_by=23),
+    "starts without looking at its lease": Plant(engine=((Runs, "wait_for_lease", _at_once),), seen_by=71),
     "the sweep trusts events": Plant(engine=((ShardSweep, "_mark", _forget),), seen_by=5),
-    "orphans are never found": Plant(engine=((ShardSweep, "_find_orphans", _none_found),), seen_by=1),
+    "orphans are never found": Plant(engine=((ShardSweep, "_find_orphans", _none_found),), seen_by=2),
 }
 """By name."""
