@@ -27,6 +27,7 @@ from tests.bench import (
     lateness,
     ledger,
     pages,
+    scale,
     sharing,
     spread,
     takeover,
@@ -53,6 +54,8 @@ NAMES: Final = (
     "inbox",
     "ledger",
     "durability",
+    "scale",
+    "capacity",
 )
 
 
@@ -97,6 +100,8 @@ def main(
         inbox.benchmark(10.0),
         ledger.benchmark(20_000, 5_000, burst_timers, restored),
         durable.benchmark(4_000, 2_000, 200, 15),
+        scale.scale([int(count) for count in pods.split(",")], per_s, 10.0, burst_timers),
+        scale.capacity(memory_timers),
     )
     postgres.prepare()
     atexit.register(postgres.stop)

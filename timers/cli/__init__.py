@@ -58,6 +58,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "export": "Write all timers to stdout, one JSON object per line, with declarations, pauses and keys.",
         "import": "Put the timers of an export into this db.",
     },
+    "planning": {"plan": "Say how much a load needs: servers, memory, pods, connections; and what breaks first."},
     "moving": {
         "copy": "Move the service to another server, to a cluster, or to another number of shards.",
     },
