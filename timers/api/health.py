@@ -16,6 +16,7 @@ from timers.engine.worker import PodHealth, Worker
 from timers.errors import LedgerUnavailable, Unavailable
 from timers.logs import get_logger
 from timers.store.cooperative import CachedRead
+from timers.store.on_nodes import reaches_some
 from timers.store.store import Store
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class HealthRoutes:
         self._seen = CachedRead(self._refresh, fresh_seconds)
         self._asked = CachedRead(self._ask_ledger, fresh_seconds)
         self._draining = False
+        self._partly = ""
+        """What is out of reach, while a part of a cluster answers."""
 
     def drain(self) -> None:
         """Answer "not ready" from now on, so that no new work is sent here."""
@@ -67,7 +70,7 @@ class HealthRoutes:
         (trouble, is_full, unserved), _ = await asyncio.gather(self._seen.get(), self._hear_of_ledger())
         visible = visible_to(request)
         takes_creates = self._takes_creates()
-        reached = "full" if is_full else "ok"
+        reached = "full" if is_full else "partly away" if self._partly else "ok"
         state: dict[str, Any] = {"redis": ("away" if takes_creates else trouble) if trouble else reached}
         problems, waits, health = [trouble] if trouble and not takes_creates else [], list[str](), None
         if (moving := self._store.identity.moving) is not None:
@@ -89,6 +92,8 @@ class HealthRoutes:
         if trouble and takes_creates:
             waits.append(f"{trouble}; only new timers are taken, for the ledger")
         behind = self._ledger_warnings(health, anonymous=visible is not None)
+        if self._partly:
+            waits.append(self._partly.partition(":")[0] if visible is not None else self._partly)
         warnings = [*is_full, *unacknowledged(self._store), *unserved.warnings(visible), *waits, *behind]
         state = {"ready": not problems, **state, "warnings": warnings, "problems": problems}
         if problems:
@@ -123,6 +128,7 @@ class HealthRoutes:
     async def _refresh(self) -> tuple[str, Sequence[str], Unserved]:
         """Read from Redis what is wrong with it, a sentence if it is full, and what no pod takes. Whatever it answers,
         there is something to tell the probes."""
+        self._partly = ""
         try:
             async with asyncio.timeout(self._answer_seconds):
                 return "", await full(self._store), (await read_fleet(self._store)).unserved
@@ -130,6 +136,9 @@ class HealthRoutes:
             trouble = f"Redis does not answer within {self._answer_seconds:g} seconds"
         except Unavailable as error:
             trouble = str(error)
+            if await reaches_some(self._store.connections):
+                self._partly = f"a part of the cluster is out of reach: {error}"
+                return "", (), ALL_SERVED
         except Exception as error:  # noqa: BLE001 (a probe gets an answer, whatever lies in Redis)
             _log.error("data for the probes cannot be read", exc_info=error)
             trouble = f"the data in Redis cannot be read ({type(error).__name__}); this pod's log says more"

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -98,30 +99,35 @@ class BareKeys:
     async def inspect(self, identities: Collection[Identity], lead_ms: int) -> tuple[dict[Identity, KeyState], int]:
         """Read keys, which makes Redis delete and announce those that are due. Reads the values of keys whose
         deadline is new to the shard or within `lead_ms`. Leaves out keys that the Redis user may not read. Also
-        returns the server's time afterwards."""
+        returns the time of the keys' servers afterwards, the latest of them: better a key counts as expired."""
         if not identities:
             return {}, 0
         by_shard = self.store.by_shard(identities)
         names = [":".join(identity) for identity in identities]
+        by_node: defaultdict[object, list[int]] = defaultdict(list)
+        for place, name in enumerate(names):
+            by_node[self.store.connections.node_of(name)].append(place)
         with scripts.reachable():
             async with self._redis.pipeline(transaction=False) as asked:
                 for shard, places in by_shard.items():
                     asked.zmscore(_index(shard), [names[place] for place in places])
-                for name in names:
-                    asked.pexpiretime(name)
-                asked.time()
-                *answers, time = await asked.execute(raise_on_error=False)
-            for answer in (*answers[: len(by_shard)], time):
-                if isinstance(answer, Exception):
-                    raise answer
-        seconds, micros = time
-        known = dict(zip(chain(*by_shard.values()), chain(*answers[: len(by_shard)]), strict=True))
-        now_ms = seconds * 1000 + micros // 1000
-        states = {
-            identity: KeyState(int(score) if 0 <= (score := known[place] or -1) < 2**53 else None, deadline_ms)
-            for place, (identity, deadline_ms) in enumerate(zip(identities, answers[len(by_shard) :], strict=True))
-            if self._allowed(names[place], deadline_ms)
-        }
+                for places in by_node.values():
+                    for place in places:
+                        asked.pexpiretime(names[place])
+                    asked.time()
+                answers = iter(await asked.execute(raise_on_error=False))
+            scores = [_unless_error(next(answers)) for _ in by_shard]
+            deadlines, now_ms = dict[int, Any](), 0
+            for places in by_node.values():
+                deadlines |= {place: next(answers) for place in places}
+                seconds, micros = _unless_error(next(answers))
+                now_ms = max(now_ms, seconds * 1000 + micros // 1000)
+            known = dict(zip(chain(*by_shard.values()), chain(*scores), strict=True))
+            states = {
+                identity: KeyState(int(score) if 0 <= (score := known[place] or -1) < 2**53 else None, deadlines[place])
+                for place, identity in enumerate(identities)
+                if self._allowed(names[place], deadlines[place])
+            }
         return await self._with_values(states, now_ms + lead_ms), now_ms
 
     def _allowed(self, name: str, answer: object) -> bool:
@@ -162,6 +168,12 @@ class BareKeys:
         lines = ["\n".join(map(str, (*identity, *what))) for identity, what in reports.items()]
         codes = await self.store.run_lines(f"bare/{script}", list(reports), lines)
         return {identity: code.decode() for identity, (code,) in zip(reports, codes, strict=True)}
+
+
+def _unless_error(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _index(shard: int) -> str:

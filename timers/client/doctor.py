@@ -11,10 +11,11 @@ from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Status
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import outbox, queries
-from timers.store.checkup import Check, Level, is_full, judged
+from timers.store.checkup import Check, Level, judged
 from timers.store.filters import Filter
 from timers.store.listing import read_page
 from timers.store.membership import Member, Membership, Roster
+from timers.store.on_nodes import any_full
 from timers.store.proofs import DELIVERY_SECONDS, Refusal, check_server
 from timers.store.scripts import FULL
 from timers.store.store import Queue, Store
@@ -104,7 +105,7 @@ def unacknowledged(store: Store) -> list[str]:
 
 async def full(store: Store) -> list[str]:
     """A sentence if the server has reached its memory limit. Raises Unavailable."""
-    return [FULL] if await is_full(store.connections.commands) else []
+    return [FULL] if await any_full(store.connections) else []
 
 
 async def _ledger(store: Store, ledger: "Database | None") -> list[Check]:

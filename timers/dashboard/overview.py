@@ -20,10 +20,10 @@ from timers.core.model import Status
 from timers.dashboard import charts
 from timers.dashboard.site import Parts, show
 from timers.store import alarms, keys, queries
-from timers.store.checkup import is_full
 from timers.store.cooperative import CachedRead
 from timers.store.filters import Filter, Visible
 from timers.store.membership import Roster
+from timers.store.on_nodes import any_full
 from timers.store.queries import FAILING_MS
 from timers.store.scripts import FULL
 from timers.store.starts import FAILED, RETRIED, Ring, due_load, next_timers, past_starts, quantiles_ms, total
@@ -225,7 +225,7 @@ async def read_seen(store: Store, stats: Stats) -> Seen:
     paused = {due.prefix for due in stats.fleet.due if due.kind == "blocked" and not is_own(due.prefix)}
     return Seen(
         stats,
-        await is_full(store.connections.commands),
+        await any_full(store.connections),
         sorted(paused.intersection(await queries.paused(store) if paused else ())),
         await _failing(store, stats),
         await _failing_calls(store, stats.fleet.roster),

@@ -95,12 +95,12 @@ class ShardSweep:
         """Whether nothing may start here because the service is being moved. Look again in a second."""
         if self._all.pod.store.identity.moving is None:
             return False
-        self.next_poll_ms = self._all.pod.store.clock.now_ms() + MOVING_MS
+        self.next_poll_ms = self._all.pod.store.clock_of(self._shard).now_ms() + MOVING_MS
         return True
 
     async def _sleep(self) -> None:
         """Wait until it is time to poll; a nearer due time may be announced meanwhile."""
-        clock = self._all.pod.store.clock
+        clock = self._all.pod.store.clock_of(self._shard)
         while (seconds := clock.seconds_until(self._until_ms())) > 0 and clock.known:
             self._due_sooner.clear()
             await set_within(self._due_sooner, min(seconds, CLOCK_SECONDS))
@@ -114,7 +114,7 @@ class ShardSweep:
         if self._everything or not self._all.receives_events(self._shard) or rank == 0:
             return False
         trust_ms = TRUST_MS * rank
-        now_ms = self._all.pod.store.clock.now_ms()
+        now_ms = self._all.pod.store.clock_of(self._shard).now_ms()
         if self.heard_ms < now_ms - trust_ms or self._polled_ms < now_ms - trust_ms:
             return False
         self.next_poll_ms = self._polled_ms + trust_ms
@@ -123,7 +123,7 @@ class ShardSweep:
     async def poll(self) -> None:
         """Poll once: touch what is due, mark what no event announced, and plan the next poll."""
         everything, self._everything = self._everything, False
-        now_ms = self._all.pod.store.clock.now_ms()
+        now_ms = self._all.pod.store.clock_of(self._shard).now_ms()
         rank = self._next_rank if now_ms < self.next_poll_ms else 0
         if rank == 0:
             # Set before the call, so that its answer does not overwrite a nearer due time that is announced meanwhile.
@@ -229,7 +229,7 @@ class Sweeper:
     def heard(self, shard: int) -> None:
         """A trigger of the shard expired: somebody is touching."""
         if shard in self.sweeps:
-            self.sweeps[shard].heard_ms = self.pod.store.clock.now_ms()
+            self.sweeps[shard].heard_ms = self.pod.store.clock_of(shard).now_ms()
 
     def cause(self, shard: int, *, everything: bool) -> str:
         """Why a poll finds due timers that no event has announced; `sweep` if their events should have arrived."""

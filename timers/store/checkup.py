@@ -26,7 +26,10 @@ SOFT_BYTES: Final = 8 * 2**20
 """The server's own limits for a subscriber's buffer: some 160,000 events."""
 
 _STOPS: Final = "stop-writes-on-bgsave-error"
-_CONFIG: Final = ("save", "appendfsync", "client-output-buffer-limit", "min-replicas-to-write", _STOPS, FLAGS)
+_COVERAGE: Final = "cluster-require-full-coverage"
+_CONFIG: Final = (
+    *("save", "appendfsync", "client-output-buffer-limit", "min-replicas-to-write", _STOPS, _COVERAGE, FLAGS),
+)
 _PUBSUB: Final = re.compile(r"pubsub (\d+) (\d+) \d+")
 
 Facts = Mapping[str, Any]
@@ -104,12 +107,13 @@ def setting(info: Facts, name: str, value: object) -> str:
     return f"`redis-cli CONFIG SET {given}`, then {lasts}"
 
 
-def judge(info: Facts, config: Mapping[str, str] | None) -> list[Check]:
-    """Every check of what the server says of itself, in order."""
+def judge(info: Facts, config: Mapping[str, str] | None, *, is_whole: bool = False) -> list[Check]:
+    """Every check of what the server says of itself, in order. `is_whole` if the other nodes of its cluster are reached
+    too."""
     known = config or {}
     return [
         _version(info),
-        _role(info),
+        _role(info, known, is_whole=is_whole),
         _persistence(info, config),
         _eviction(info),
         _memory(info),
@@ -133,20 +137,22 @@ def _version(info: Facts) -> Check:
     )
 
 
-def _role(info: Facts) -> Check:
+def _role(info: Facts, config: Mapping[str, str], *, is_whole: bool) -> Check:
     master, state = f"{info.get('master_host')}:{info.get('master_port')}", info.get("cluster_state", "ok")
     nodes, is_replica = int(info.get("cluster_size", 1)), info.get("role") == "slave"
     takes_none, slots = (
         "it accepts no timers and announces no expired keys",
         f"a node of a cluster whose state is {state}",
     )
-    reach, single = "pods reach only the shards of this node", "use a single node: this version supports no clusters"
+    reach, form = "pods reach only the shards of this node", "put redis+cluster://HOST:PORT into TIMERS_REDIS_URL"
+    covers, all_stop = f"{_COVERAGE} is yes", "while a primary is away that no replica replaces, no node takes anything"
     return judged(
         "role",
         "a master",
         (is_replica, "fail", f"a replica of {master}", takes_none, f"put the master, {master}, into TIMERS_REDIS_URL"),
         (state != "ok", "fail", slots, _NOTHING, "give every hash slot a node, with redis-cli --cluster fix HOST:PORT"),
-        (nodes > 1, "fail", f"one of {nodes} masters of a cluster", reach, single),
+        (nodes > 1 and not is_whole, "fail", f"one of {nodes} masters of a cluster", reach, form),
+        (is_whole and config.get(_COVERAGE) == "yes", "warn", covers, all_stop, setting(info, _COVERAGE, "no")),
     )
 
 

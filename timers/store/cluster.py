@@ -205,7 +205,7 @@ class ClusterRedis(Redis):
                 _, answer = await asked.execute_command("ASKING").execute_command(*args, **options).execute()
                 return answer
 
-        return await self._slots.send(_key_of(args), ask)
+        return await self._slots.send(_key_of(args) or keys.META, ask)
 
     async def _exists(self, names: Sequence[Any]) -> int:
         by_slot: dict[int, list[Any]] = {}
@@ -231,14 +231,16 @@ class ClusterRedis(Redis):
 
 
 def _key_of(command: Command) -> str | bytes:
+    """The key; empty if there is none."""
     name = command[0]
     if name in _SCRIPTS:
         return str(command[3])
-    return keys.META if name.partition(" ")[0] in _NO_KEY or len(command) < 2 else command[1]
+    return "" if name.partition(" ")[0] in _NO_KEY or len(command) < 2 else command[1]
 
 
 class ClusterPipeline(Pipeline):
-    """A pipeline that is sent in parts, one to each node, all at once. Answers come in order. What a node refuses
+    """A pipeline that is sent in parts, one to each node, all at once. Answers come in order. A command without a key
+    goes where the one before it goes. What a node refuses
     because it does not have the slot is sent again, one by one; what lies on a node that is away is answered with the
     error."""
 
@@ -253,8 +255,10 @@ class ClusterPipeline(Pipeline):
         if stack:
             await self._slots.look()
         parts: dict[Connections, list[int]] = {}
+        key: str | bytes = keys.META
         for place, (args, _) in enumerate(stack):
-            parts.setdefault(self._slots.owner(_key_of(args)), []).append(place)
+            key = _key_of(args) or key
+            parts.setdefault(self._slots.owner(key), []).append(place)
         sent = await asyncio.gather(
             *(self._ask(node, [stack[place] for place in places]) for node, places in parts.items())
         )

@@ -214,6 +214,12 @@ class Connections:
         return f"{place}{' --tls' if 'ssl_cert_reqs' in given else ''} -n {self.db}"
 
     @property
+    def address(self) -> str:
+        """Where the server is, for people."""
+        given = self.commands.connection_pool.connection_kwargs
+        return str(given["path"] if "path" in given else f"{given.get('host')}:{given.get('port')}")
+
+    @property
     def nodes(self) -> Sequence["Connections"]:
         """The servers that hold the db's keys, each with connections of its own: this one alone."""
         return (self,)

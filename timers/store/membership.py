@@ -218,13 +218,13 @@ class Membership:
     async def read(self) -> Roster:
         """Read who is alive without giving a sign of life. Writes nothing."""
         root = keys.PODS_ROOT
-        (seconds, micros), version, seen, states, cards, declared = await read(
+        version, seen, states, cards, declared, (seconds, micros) = await read(
             self._redis,
             lambda asked: [
-                asked.time().get(_VERSION).zrange(f"{root}seen", 0, -1, withscores=True),
-                asked.hgetall(f"{root}states").hgetall(f"{root}cards").hgetall(_DECLARED),
+                asked.get(_VERSION).zrange(f"{root}seen", 0, -1, withscores=True),
+                asked.hgetall(f"{root}states").hgetall(f"{root}cards").hgetall(_DECLARED).time(),
             ],
-            *((), b"", [], {}, {}, {}),
+            *(b"", [], {}, {}, {}, ()),
         )
         now_ms = seconds * 1000 + micros // 1000
         alive = [(pod, score) for pod, score in seen if abs(now_ms - score) <= self._forget_after_ms]

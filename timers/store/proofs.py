@@ -10,6 +10,7 @@ import shlex
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from redis.exceptions import RedisError, ResponseError
@@ -29,6 +30,7 @@ from timers.store.notifications import (
     subscribe,
     touch_canary,
 )
+from timers.store.on_nodes import on_nodes
 from timers.store.parts import Part, current_parts, is_spread
 from timers.store.scripts import reachable, read
 from timers.store.sentinel_check import check_sentinels
@@ -74,27 +76,34 @@ async def check_server(
     answer at all."""
     if fix:
         await ensure_notifications(store.connections.commands)
-    config = await configured(store)
-    may = await _tried("rights", rights(store, prefixes))
-    kept = await _tried("replay", replay(store, prefixes))
+    config, wanted = await configured(store), list(prefixes)
+    may = await _tried("rights", rights(store, wanted))
+
+    async def kept(node: Store) -> Sequence[Check]:
+        return [await _tried("replay", replay(node, wanted))]
+
+    async def timed(node: Store) -> Sequence[Check]:
+        return [await _tried("latency", latency(node)), await _tried("clock", skew(node))]
+
+    # Over connections to a cluster, each primary is one of several masters.
+    is_whole = len(store.connections.nodes) > 1
     heard = await _tried("delivery", delivery(store, wait_seconds))
     current = None if config is None else config.get(FLAGS, "")
     return [
-        *await _judged(store, config),
+        *await on_nodes(store, partial(_judged, is_whole=is_whole)),
         may,
-        kept,
+        *await on_nodes(store, kept),
         flags(current, heard=heard.level == "ok", allowed=may.level != "fail"),
         heard,
         await _tried("foreign", foreign_keys(store, served)),
-        await _tried("latency", latency(store)),
-        await _tried("clock", skew(store)),
+        *await on_nodes(store, timed),
         *[check async for check in check_sentinels(store, config, fix=fix)],
     ]
 
 
-async def _judged(store: Store, config: Mapping[str, str] | None) -> list[Check]:
+async def _judged(store: Store, *, is_whole: bool) -> list[Check]:
     try:
-        return judge(await server_facts(store), config)
+        return judge(await server_facts(store), await configured(store), is_whole=is_whole)
     except (RedisRights, Refusal) as error:
         means = "whether it keeps or evicts timers, and has room for them, is not known"
         repair = f"{grant(store, ['info'])}; take a rename-command of INFO out of its configuration"

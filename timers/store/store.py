@@ -16,6 +16,7 @@ from timers.store import codec, keys, scripts
 from timers.store.connect import Connections, Scripts
 from timers.store.durability import WAITS, WaitLevel
 from timers.store.identity import DbIdentity, is_newer
+from timers.store.parts import is_spread
 from timers.store.refusals import Refusals
 
 TOUCH_LIMIT: Final = 500
@@ -108,6 +109,8 @@ class Store:
         self.connections = connections
         self.clock = clock or ServerClock()
         self._wake = connections.wake
+        self._is_spread = is_spread(connections)
+        self._clocks: dict[Connections, ServerClock] = {}
         self.called: Callable[[str, float], None] = lambda _script, _seconds: None
         """Called after each script call with its name and the seconds it took."""
         self.confirmed: Callable[[str, bool, int], None] = lambda _durability, _reached, _timers: None
@@ -131,6 +134,14 @@ class Store:
     def shard_of_member(self, member: bytes) -> int:
         """As `shard_of`, of `prefix:id`."""
         return zlib.crc32(member) % self.identity.shards
+
+    def clock_of(self, where: int | str) -> ServerClock:
+        """The clock of the server that has a shard or another root. `clock` is that of the server with the meta."""
+        if not self._is_spread:
+            return self.clock
+        node_of = self.connections.node_of
+        node = node_of(where if isinstance(where, str) else keys.root(where))
+        return self.clock if node is node_of(keys.META) else self._clocks.setdefault(node, ServerClock())
 
     async def now_ms(self) -> int:
         """Ask the server for its time."""
@@ -382,7 +393,7 @@ class Store:
         next_poll, queues, next_rank, lost = await self.run("touch", shard, [TOUCH_LIMIT, rank])
         due = {keys.text(prefix): int(due_ms) for prefix, due_ms in scripts.grouped(queues, 2)}
         next_ms = int(next_poll) if next_poll else None
-        return Touched(round(self.clock.now_ms()), next_ms, due, int(next_rank), bool(lost))
+        return Touched(round(self.clock_of(shard).now_ms()), next_ms, due, int(next_rank), bool(lost))
 
     async def has_runs(self, shards: Sequence[int]) -> bool:
         """Whether timers of any of these shards are running."""
@@ -452,7 +463,7 @@ class Store:
             reply: list[Any] = await scripts.run(via or self.connections.scripts, name, root, arguments, self._wake)
         except RedisRights as error:
             raise self._refused(error) from error
-        self._heard(name, sent, reply)
+        self._heard(name, sent, [((root, ()), reply)])
         return reply[1:]
 
     async def of_shards(
@@ -476,7 +487,7 @@ class Store:
             replies = await scripts.run_all(via or self.connections.commands, name, calls, self._wake)
         except RedisRights as error:
             raise self._refused(error) from error
-        self._heard(name, sent, *replies)
+        self._heard(name, sent, zip(calls, replies, strict=True))
         return replies
 
     async def _run_at_once(self, name: str, calls: Sequence[scripts.Call]) -> list[Any]:
@@ -489,13 +500,14 @@ class Store:
             replies, reached = await scripts.run_durably(self.connections.durable(level), name, calls, self._wake)
         except RedisRights as error:
             raise self._refused(error) from error
-        self._heard(name, sent, *replies)
+        self._heard(name, sent, zip(calls, replies, strict=True))
         return replies, reached
 
-    def _heard(self, name: str, sent: float, *replies: Sequence[Any]) -> None:
+    def _heard(self, name: str, sent: float, replies: Iterable[tuple[scripts.Call, Sequence[Any]]]) -> None:
         answered = time.monotonic()
-        for reply in replies:
-            self.clock.observe(int(reply[0]), sent, answered)
+        for (root, _), reply in replies:
+            clock = self.clock_of(root) if self._is_spread else self.clock
+            clock.observe(int(reply[0]), sent, answered)
         self.called(name, answered - sent)
 
     def _refused(self, error: RedisRights) -> RedisRights:

@@ -1,0 +1,58 @@
+"""What the doctor and the probes say of a cluster: each primary is looked at."""
+
+from tests.clusters import Cluster
+from tests.doctor.setups import TIMED, alive, found, made, opened
+from tests.waiting import DEADLINE_SECONDS
+from timers.api.health import HealthRoutes
+from timers.client.doctor import examine
+from timers.client.fleet import ALL_SERVED
+from timers.store import keys
+from timers.store.on_nodes import any_full
+
+
+async def test_each_primary_is_examined(cluster: Cluster) -> None:
+    primaries = await cluster.primaries()
+    for node in cluster.nodes:
+        await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no", "notify-keyspace-events", "Ex")
+    async with opened(cluster.url, shards=64) as store:
+        await made(store)
+        await alive(store)
+        assert (await found(store)).keys() <= {*TIMED, "persistence"}
+        checks = {check.name: check for check in await examine(store, wait_seconds=1)}
+        assert all(node.name in checks["clients"].said for node in primaries)
+
+        await primaries[1].ask("CONFIG", "SET", "maxmemory-policy", "volatile-ttl", "maxmemory", "1")
+        try:
+            wrong = await found(store, wait_seconds=0.2)
+            assert wrong["eviction"].said == f"{primaries[1].name}: maxmemory-policy is volatile-ttl"
+            assert wrong["memory"].level == "fail"
+            assert await any_full(store.connections)
+        finally:
+            await primaries[1].ask("CONFIG", "SET", "maxmemory", "0", "maxmemory-policy", "noeviction")
+
+        await primaries[2].ask("CONFIG", "SET", "cluster-require-full-coverage", "yes")
+        assert "cluster-require-full-coverage is yes" in (await found(store, wait_seconds=0.2))["role"].said
+        await primaries[2].ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+
+
+async def test_a_pod_that_reaches_some_primaries_is_ready(cluster: Cluster) -> None:
+    async with opened(cluster.url, shards=64) as store:
+        await store.identity.make()
+        health = HealthRoutes(store, None, fresh_seconds=0.0, answer_seconds=DEADLINE_SECONDS)
+        assert (await health._refresh())[0] == health._partly == ""
+        (await cluster.owner(keys.root(7))).down()
+        assert await health._refresh() == ("", (), ALL_SERVED)
+        assert health._partly.startswith("a part of the cluster is out of reach: ")
+
+
+async def test_each_primary_has_a_clock(cluster: Cluster) -> None:
+    """A due time is its own primary's, and no reading of another one changes when it is."""
+    async with opened(cluster.url, shards=64) as store:
+        await store.identity.make()
+        other = next(
+            n for n in range(64) if store.connections.node_of(keys.root(n)) is not store.connections.node_of(keys.META)
+        )
+        store.clock_of(other).observe(1, 0.0, 0.001)
+        assert abs(store.clock.now_ms() - await store.now_ms()) < 60_000
+        await store.touch(other)
+        assert abs(store.clock_of(other).now_ms() - await store.now_ms()) < 60_000
