@@ -119,7 +119,9 @@ class _Stage:
         self._note("fault", str(fault))
         self.oracle.is_calm = False
         if fault.costs_leases:
-            self.oracle.trouble("server" if fault.kind in (faults.STALL, faults.AWAY) else fault.actor, fault.seconds)
+            waits = max(self.server.stalled_until - self.loop.time(), 0.0)  # it happens when the server goes on
+            where = "server" if fault.kind in (faults.STALL, faults.AWAY) else fault.actor
+            self.oracle.trouble(where, waits + fault.seconds)
 
     def _die(self, actor: Actor) -> None:
         if not isinstance(actor, _Pod) or actor.is_dead:
