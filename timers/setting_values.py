@@ -92,10 +92,18 @@ def builtin_names(text: str) -> Sequence[str] | None:
     return names
 
 
-def _check_addresses(parts: SplitResult) -> bool:
-    """Whether the network part is `host` or `host:6379`; Sentinel and cluster may have several, with commas."""
-    hosts = parts.netloc.rpartition("@")[2].split(",")
-    several = parts.scheme.endswith(("+sentinel", "+cluster"))
+def split_hosts(url: str) -> tuple[SplitResult, Sequence[str]]:
+    """A server's URL with `-` in place of its hosts, and the hosts: `urlsplit` takes no list that has an IPv6 address.
+    Raises ValueError."""
+    scheme, separator, rest = url.partition("://")
+    network = re.split("[/?#]", rest, maxsplit=1)[0]
+    account, at, hosts = network.rpartition("@")
+    return urlsplit(f"{scheme}{separator}{account}{at}-{rest[len(network) :]}"), hosts.split(",")
+
+
+def _check_hosts(scheme: str, hosts: Sequence[str]) -> bool:
+    """Whether each is `host` or `host:6379`; Sentinel and cluster may have several."""
+    several = scheme.endswith(("+sentinel", "+cluster"))
     return (several or len(hosts) == 1) and all(_is_address(host) for host in hosts)
 
 
@@ -107,14 +115,14 @@ def _is_address(text: str) -> bool:
 def check_redis_url(url: str) -> str:
     """Refuses a URL that cannot be a server. An accepted URL splits safely, so `redacted` hides every password in
     it."""
-    split = urlsplit(url)
+    split, hosts = split_hosts(url)
     if split.scheme not in REDIS_SCHEMES or split.fragment:
         raise ValueError(f"expected {REDIS_URL}")
     if split.scheme == "unix":
         usable = len(split.path) > 1
     else:
         path = r"/[^/@]+(/\d+)?" if split.scheme.endswith("+sentinel") else r"/?|/[0-9]+"
-        usable = _check_addresses(split) and re.fullmatch(path, split.path) is not None
+        usable = _check_hosts(split.scheme, hosts) and re.fullmatch(path, split.path) is not None
     if not usable:
         raise ValueError(f"expected {REDIS_URL}")
     return url

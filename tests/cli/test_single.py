@@ -158,8 +158,8 @@ def test_with_neither_a_url_nor_a_running_dev_it_says_what_to_do(bare: CommandLi
     ("url", "reason"),
     [
         ("redis://127.0.0.1:1/0", "127.0.0.1:1"),
-        ("redis+sentinel://127.0.0.1:26379/main", "not supported"),
-        ("redis+cluster://127.0.0.1:7000", "not supported"),
+        ("redis+sentinel://127.0.0.1:1/main", "no Sentinel of 127.0.0.1:1 can be asked"),
+        ("redis+cluster://127.0.0.1:1", "127.0.0.1:1"),
     ],
 )
 def test_a_server_that_cannot_be_used_is_named(bare: CommandLine, url: str, reason: str) -> None:

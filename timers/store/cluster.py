@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
@@ -17,7 +16,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import AskError, ClusterDownError, MovedError, TryAgainError
 
 from timers.errors import ConfigurationError
-from timers.setting_values import check_redis_url
+from timers.setting_values import check_redis_url, split_hosts
 from timers.store import keys
 from timers.store.connect import Connections, Scripts
 from timers.store.durability import WaitLevel, Writer
@@ -45,7 +44,7 @@ def connect_cluster(url: str, *, answer_timeout_seconds: float) -> "ClusterConne
         check_redis_url(url)
     except ValueError as error:
         raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
-    db = urlsplit(url).path.strip("/") or "0"
+    db = split_hosts(url)[0].path.strip("/") or "0"
     if db != "0":
         raise ConfigurationError(f"TIMERS_REDIS_URL: db {db} cannot be used: a cluster has only db 0")
     slots = Slots(url, answer_s=answer_timeout_seconds)

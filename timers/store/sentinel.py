@@ -22,6 +22,7 @@ from redis.exceptions import (
 )
 
 from timers.logs import get_logger
+from timers.setting_values import split_hosts
 from timers.store.connect import Connections, ScriptConnection, Scripts, dial, make_pool
 from timers.store.cooperative import set_within, side_by_side
 
@@ -373,16 +374,15 @@ def connect_sentinels(url: str, answer_s: float) -> SentinelConnections:
     """Connections for `redis+sentinel://user:password@host:port,host:port/SERVICE/DB`. User and password are the
     server's; `sentinel_username` and `sentinel_password` of the query are the Sentinels', and all other options count
     for both. Raises TypeError and ValueError."""
-    split = urlsplit(url)
-    account, at, hosts = split.netloc.rpartition("@")
+    split, hosts = split_hosts(url)
     service, _, db = split.path[1:].partition("/")
-    plain = split._replace(scheme=split.scheme.partition("+")[0], netloc=f"{account}{at}-", path=f"/{db}")
+    plain = split._replace(scheme=split.scheme.partition("+")[0], path=f"/{db}")
     options: dict[str, Any] = {**parse_url(plain.geturl())}
     del options["host"]
     asking = {name: options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
     shared = {name: value for name, value in options.items() if name not in ("username", "password", "db")}
     asking |= dict.fromkeys(("socket_timeout", "socket_connect_timeout"), ANSWER_SECONDS)
-    sentinels = Sentinels(list(map(_place, hosts.split(","))), service, make_pool({**shared, **asking}, answer_s))
+    sentinels = Sentinels(list(map(_place, hosts)), service, make_pool({**shared, **asking}, answer_s))
     pool = make_pool(options, answer_s, _ToPrimary, sentinels=sentinels)
     # An unknown option of the URL is refused only here.
     scripts = ScriptConnection(dial(pool), answer_s=pool.connection_kwargs["socket_timeout"])

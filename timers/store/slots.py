@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import (
@@ -21,7 +20,7 @@ from redis.exceptions import (
 )
 
 from timers.errors import ConfigurationError
-from timers.setting_values import redacted
+from timers.setting_values import redacted, split_hosts
 from timers.store.connect import Connections, connect
 
 T = TypeVar("T")
@@ -68,7 +67,7 @@ class Slots:
         self._nodes: dict[str, Connections] = {}
         self._owners: list[str] = []
         """By slot: the address of its primary; empty if it has none."""
-        self._seeds = urlsplit(url).netloc.rpartition("@")[2].split(",")
+        _, self._seeds = split_hosts(url)
         self._addresses: Sequence[str] = ()
         """The nodes as the cluster named them, who answered last first."""
         self._asked_at = float("-inf")
@@ -231,9 +230,9 @@ def _address(host: str, port: int) -> str:
 
 def _at_address(url: str, address: str) -> str:
     """The URL of one node of a cluster, for a plain connection."""
-    parts = urlsplit(url)
-    account, at, _ = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(scheme=parts.scheme.removesuffix("+cluster"), netloc=f"{account}{at}{address}"))
+    parts, _ = split_hosts(url)
+    scheme, netloc = parts.scheme.removesuffix("+cluster"), parts.netloc.removesuffix("-") + address
+    return parts._replace(scheme=scheme, netloc=netloc).geturl()
 
 
 def _is_no_cluster(url: str, address: str) -> str:
