@@ -77,12 +77,12 @@ async def put_declaration(store: Store, prefix: str, said: Declaration, *, dry_r
 
 
 async def put_pause(store: Store, prefix: str, since_ms: int | None, *, if_exists: str, dry_run: bool) -> bool:
-    """Pause a prefix. False if it is paused, or if it was resumed here after that pause had begun and `if_exists` does
+    """Pause a prefix. False if it is paused, or if it was resumed here once that pause had begun and `if_exists` does
     not say to replace that."""
     if prefix in await paused(store):
         return False
     known = (await _last_pauses(store)).get(prefix, ())
-    if known and if_exists != "replace" and (if_exists == "keep" or since_ms is None or known[-1] > since_ms):
+    if known and if_exists != "replace" and (if_exists == "keep" or since_ms is None or known[-1] >= since_ms):
         return False
     return dry_run or await store.pause(prefix, paused=True)
 
