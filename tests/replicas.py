@@ -37,7 +37,11 @@ class Link:
         await asyncio.gather(*self._ways, return_exceptions=True)
 
     async def _accept(self, replica: asyncio.StreamReader, to_replica: asyncio.StreamWriter) -> None:
-        primary, to_primary = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            primary, to_primary = await asyncio.open_connection("127.0.0.1", self._port)
+        except OSError:  # the primary is down
+            to_replica.transport.abort()
+            return
         for source, to in ((replica, to_primary), (primary, to_replica)):
             self._ways.add(asyncio.create_task(self._pass_on(source, to)))
 

@@ -34,9 +34,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def execute(url: str, statement: str) -> None:
     async def run() -> None:
         database = Database(url)
-        async with database.transaction() as connection:
-            await connection.execute(text(statement))
-        await database.close()
+        try:
+            async with database.transaction() as connection:
+                await connection.execute(text(statement))
+        finally:
+            await database.close()
 
     asyncio.run(run())
 

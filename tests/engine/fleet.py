@@ -129,8 +129,9 @@ class OwnDatabase(Database):
         for connection in self._opened:
             driver = connection.driver_connection
             if self.dialect == "sqlite":
-                if driver._thread.is_alive():  # else it was closed before
-                    await driver.stop()
+                # Whoever closes it already may end the thread before it answers this.
+                driver.stop()
+                await asyncio.to_thread(driver._thread.join)
             else:
                 driver.terminate()
         await asyncio.sleep(0)

@@ -80,7 +80,7 @@ def before_call(_context: schemathesis.HookContext, case: "schemathesis.Case[Any
     repeat = body.get("repeat") if isinstance(body, dict) else None
     if isinstance(repeat, dict) and "until" in repeat:
         body = {**body, "repeat": {**repeat, "until": _later(repeat["until"])}}
-    if isinstance(body, dict) and body.get("durability") == "ledger":  # the service of these runs has none
+    if isinstance(body, dict) and body.get("durability") in ("fsync", "replicated", "ledger"):  # these runs have none
         body = {**body, "durability": "fast"}
     if repr(body) != repr(case.body):  # 2 and 2.0 are equal, and a body that is set is checked again
         case.body = body
