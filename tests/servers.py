@@ -5,8 +5,10 @@ A server's data is in the test's own folder, so starting with the same folder ag
 
 import os
 import socket
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from random import SystemRandom
 from typing import Any, Final, Literal, get_args
 
 import pytest
@@ -23,6 +25,9 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 FORGETFUL: Final = ("--appendonly", "no")
 """Arguments of a server that no test restarts: writing down each command takes a fifth of a test's time."""
+
+_CHANCE: Final = SystemRandom()
+"""Not the generator that tests seed, or all would try the same ports."""
 
 ServerHandle = EmbeddedServer
 """`url`, `family`, `version`, `pid`; `await stop()` ends it in order, `kill()` as a crash would."""
@@ -68,7 +73,10 @@ async def start_kind(kind: Kind, data_dir: Path, *options: str) -> ServerHandle:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A port that nobody uses, from below those that the system hands out by itself: one of these might be taken again
+    before the server listens."""
+    while True:
+        port = _CHANCE.randint(10_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
