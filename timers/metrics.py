@@ -27,7 +27,7 @@ from timers.core.model import Status
 from timers.core.outcome import Outcome
 from timers.engine.pod import Counted, Measured, Observer
 from timers.engine.worker import PodHealth
-from timers.store.durability import WAITS
+from timers.store.servers.durability import WAITS
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 """The content type of `render`'s text."""

@@ -21,8 +21,8 @@ from timers.core.spec import NewTimer
 from timers.logs import configure
 from timers.metrics import Metrics
 from timers.store.callers import Callers
-from timers.store.connect import connect
 from timers.store.membership import Member, Membership
+from timers.store.servers.connect import connect
 
 
 async def bare(request: web.Request) -> web.Response:

@@ -14,7 +14,7 @@ from tests.bench.starts import Lateness
 from tests.bench.usage import Usage
 from tests.servers import start_server
 from timers.client import client_over, open_store
-from timers.store.connect import connect
+from timers.store.servers.connect import connect
 from timers.store.store import Arming, Store
 
 SMALL, LARGE = 60, 1060

@@ -29,7 +29,7 @@ from timers import TimerClient
 from timers.embedded import Family
 from timers.engine.pod import taken_lease_ms
 from timers.ledger.database import Database
-from timers.store.connect import connect
+from timers.store.servers.connect import connect
 
 _START_TIMEOUT_S: Final = DEADLINE_SECONDS
 

@@ -20,8 +20,8 @@ from tests.waiting import eventually
 from timers.client import open_store
 from timers.embedded import EmbeddedServer
 from timers.errors import Unavailable
-from timers.store.connect import connect
 from timers.store.restoring import Restored, restore, taken_apart
+from timers.store.servers.connect import connect
 from timers.store.store import Store
 
 HOUR_MS: Final = 3_600_000

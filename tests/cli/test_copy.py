@@ -21,8 +21,8 @@ from timers.client import open_store
 from timers.embedded import EmbeddedServer
 from timers.setting_values import without_account
 from timers.store import moving
-from timers.store.connect import connect
 from timers.store.identity import COPYING
+from timers.store.servers.connect import connect
 from timers.store.store import Arming
 
 MANY = 20_000

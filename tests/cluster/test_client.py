@@ -16,8 +16,8 @@ from timers.client.opening import open_store
 from timers.core.model import Status
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import keys, queries
-from timers.store.connect import connect
-from timers.store.slots import slot_of
+from timers.store.servers.connect import connect
+from timers.store.servers.slots import slot_of
 from timers.store.store import Arming, Store
 
 ROOT: Final = keys.root(7)

@@ -4,10 +4,10 @@ from tests.clusters import Cluster
 from tests.doctor.setups import TIMED, alive, found, made, opened
 from tests.waiting import DEADLINE_SECONDS
 from timers.api.health import HealthRoutes
-from timers.client.doctor import examine
 from timers.client.fleet import ALL_SERVED
+from timers.doctor.examining import examine
+from timers.doctor.nodes import any_full
 from timers.store import keys
-from timers.store.on_nodes import any_full
 
 
 async def test_each_primary_is_examined(cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ from timers.core.model import Status
 from timers.embedded import Family
 from timers.errors import Unavailable
 from timers.store import keys, queries
-from timers.store.slots import slot_of
+from timers.store.servers.slots import slot_of
 from timers.store.store import Arming
 
 SHARDS = 3

@@ -17,12 +17,12 @@ from tests.members import declare
 from tests.servers import binary_for, free_port
 from tests.waiting import eventually, patient
 from timers.client import client_over, open_store
-from timers.client.doctor import examine
+from timers.doctor.examining import examine
 from timers.embedded import Family
 from timers.errors import Unavailable
 from timers.settings import load_settings
-from timers.store.connect import connect
-from timers.store.sentinel import SentinelConnections
+from timers.store.servers.connect import connect
+from timers.store.servers.sentinel import SentinelConnections
 from timers.store.store import Store
 
 HOST: Final = "127.0.0.1"

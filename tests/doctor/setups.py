@@ -8,11 +8,11 @@ from typing import Any, Final
 from tests.members import announce, declare
 from tests.store.acts import arming
 from tests.waiting import DEADLINE_SECONDS, eventually, patient
-from timers.client.doctor import examine
 from timers.core.model import Progress
-from timers.store.checkup import Check
-from timers.store.connect import connect
+from timers.doctor.checks import Check
+from timers.doctor.examining import examine
 from timers.store.membership import FORGET_AFTER_MS
+from timers.store.servers.connect import connect
 from timers.store.store import Arming, Store
 
 SHORT_SECONDS: Final = 0.2

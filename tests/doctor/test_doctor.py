@@ -55,12 +55,12 @@ from tests.rights import as_user, documented, grant
 from tests.servers import start_kind, start_server
 from tests.store.acts import finished, retrying
 from tests.waiting import DEADLINE_SECONDS
-from timers.client.doctor import examine
 from timers.core.durations import format_time
 from timers.core.model import Status
+from timers.doctor.checks import judge
+from timers.doctor.examining import examine
+from timers.doctor.proofs import needed_rights
 from timers.embedded import Family
-from timers.store.checkup import judge
-from timers.store.proofs import needed_rights
 
 
 @pytest.mark.every_server
@@ -413,7 +413,7 @@ async def test_many_failed_timers_are_reported_with_their_prefix_and_memory(
             await finished(store, timer_id, status, prefix="note")
         checks = {check.name: check for check in await examine(store)}
         assert (checks["failed"].level, checks["failed"].said) == ("ok", "2 failed and unhandled timers are kept")
-        monkeypatch.setattr("timers.client.doctor.MANY_KEPT", 1)
+        monkeypatch.setattr("timers.doctor.examining.MANY_KEPT", 1)
         said = "2 failed and unhandled timers are kept, most of them of 'note'"
         assert_named(await found(store), {"failed": ("warn", said)})
 

@@ -7,11 +7,11 @@ from redis.asyncio import Redis
 from tests.members import declare
 from tests.replicas import Replicated, replicated
 from timers.client import open_store
-from timers.client.durable import durability_check
+from timers.doctor.checks import Check
+from timers.doctor.durability import durability_check
 from timers.embedded import Family
-from timers.store.checkup import Check
-from timers.store.connect import connect
 from timers.store.membership import Member
+from timers.store.servers.connect import connect
 
 
 async def check_of(url: str, *settings: str) -> Check:

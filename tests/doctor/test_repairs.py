@@ -38,9 +38,9 @@ from tests.install.environment import ROOT
 from tests.rights import USER, as_user, grant
 from tests.servers import start_server
 from tests.waiting import eventually
-from timers.client.doctor import unreachable
+from timers.doctor.checks import Check
+from timers.doctor.examining import unreachable
 from timers.errors import Unavailable
-from timers.store.checkup import Check
 from timers.store.store import Store
 
 _CLIENT: Final = shutil.which("redis-cli")

@@ -15,8 +15,8 @@ from timers.engine.intake import CLAIM_BATCH, Intake
 from timers.engine.pod import Pod
 from timers.errors import Unavailable
 from timers.processor import Registry, processor
-from timers.store.connect import connect
 from timers.store.permits import Permit
+from timers.store.servers.connect import connect
 from timers.store.store import Claimed, Identity, Store
 
 

@@ -23,9 +23,9 @@ from timers.engine.pod import Counted, Observer, Pod
 from timers.engine.sweeper import Sweeper
 from timers.errors import Unavailable
 from timers.processor import Registry, processor
-from timers.store.connect import connect
 from timers.store.membership import Member, Membership
 from timers.store.notifications import Notification, Sink
+from timers.store.servers.connect import connect
 from timers.store.store import Store, Touched
 
 pytestmark = pytest.mark.every_server

@@ -8,10 +8,10 @@ from structlog.testing import capture_logs
 from tests.engine.fleet import Calls, Fleet
 from tests.store.acts import bucket_of
 from tests.waiting import eventually
-from timers.client.doctor import examine
+from timers.doctor.checks import Check
+from timers.doctor.examining import examine
 from timers.engine.peers import Peers
 from timers.store import identity
-from timers.store.checkup import Check
 from timers.store.membership import VERSION, Member, Membership
 
 LATER = "note:later"

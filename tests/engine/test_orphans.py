@@ -12,8 +12,8 @@ from timers.engine.pod import Pod
 from timers.engine.sweeper import Sweeper
 from timers.errors import Unavailable
 from timers.processor import Registry
-from timers.store.connect import connect
 from timers.store.membership import Member, Membership
+from timers.store.servers.connect import connect
 from timers.store.store import Store, Touched
 
 RUN = ("note", "x")

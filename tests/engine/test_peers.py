@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from timers.engine.peers import ALL_BEATS, Peers
-from timers.store.connect import connect
 from timers.store.identity import DbIdentity
 from timers.store.membership import Declaration, Member, Membership, Roster
+from timers.store.servers.connect import connect
 from timers.store.store import Store
 
 IDS = [f"user-{number}" for number in range(4_000)]

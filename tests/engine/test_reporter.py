@@ -13,8 +13,8 @@ from timers.engine.pod import SLICE_SECONDS, WINDOW_SECONDS, Observer, Pod
 from timers.errors import Unavailable
 from timers.processor import Registry
 from timers.store import keys
-from timers.store.connect import connect
 from timers.store.membership import Member, Membership
+from timers.store.servers.connect import connect
 from timers.store.starts import RETRIED, bucket_of
 from timers.store.store import Store
 

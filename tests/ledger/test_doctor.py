@@ -5,11 +5,11 @@ import pytest
 from tests.engine.fleet import Calls, Fleet
 from tests.ledger.copies import agreed
 from tests.waiting import eventually
-from timers.client import ledger_check
-from timers.client.doctor import examine
+from timers.doctor import ledger as ledger_check
+from timers.doctor.checks import Check
+from timers.doctor.examining import examine
 from timers.ledger.database import Database
 from timers.ledger.schema import refused
-from timers.store.checkup import Check
 
 
 async def check_of(fleet: Fleet, database: Database) -> Check:

@@ -21,8 +21,8 @@ from timers.ledger import rows as sql
 from timers.ledger.database import Database
 from timers.ledger.rows import Row
 from timers.processor import Context
-from timers.store.connect import connect
 from timers.store.following import stages
+from timers.store.servers.connect import connect
 
 LATER = "24h"
 

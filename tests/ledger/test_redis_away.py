@@ -13,7 +13,7 @@ from timers.client.fleet import Declared
 from timers.core.spec import NewTimer
 from timers.errors import AlreadyExists, Unavailable
 from timers.ledger.database import Database
-from timers.store.connect import connect
+from timers.store.servers.connect import connect
 
 NAMES = ("before", "meanwhile")
 

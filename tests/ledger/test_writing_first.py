@@ -13,7 +13,7 @@ from timers.core.spec import NewTimer
 from timers.errors import AlreadyExists, InvalidInput, LedgerUnavailable, NotFound
 from timers.ledger.database import Database
 from timers.store.callers import Quota
-from timers.store.connect import connect
+from timers.store.servers.connect import connect
 
 
 @pytest.fixture

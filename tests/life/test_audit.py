@@ -4,7 +4,7 @@ import pytest
 
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.waiting import eventually
-from timers.client.doctor import examine
+from timers.doctor.examining import examine
 
 OFTEN = 0.05
 

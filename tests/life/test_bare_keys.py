@@ -11,8 +11,8 @@ from tests.waiting import eventually
 from timers.core.explain import attempts
 from timers.core.model import Status, Timer
 from timers.core.spec import TimerChange
-from timers.store.connect import Connections
 from timers.store.keys import expired_channel
+from timers.store.servers.connect import Connections
 
 pytestmark = pytest.mark.every_server
 

@@ -8,7 +8,7 @@ import pytest
 from tests.api.harness import Api, running_api
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.members import declare, sign_off
-from timers.client.doctor import examine
+from timers.doctor.examining import examine
 
 HOUR = "1h"
 

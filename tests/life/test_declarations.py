@@ -8,11 +8,11 @@ import pytest
 from tests.engine.fleet import Calls, Fleet, Held, Pod, until
 from tests.store.test_round_trips import count_sent
 from tests.waiting import eventually
-from timers.client.doctor import examine
 from timers.client.fleet import Declared
 from timers.core.explain import explain
 from timers.core.model import Status
 from timers.core.spec import NewTimer
+from timers.doctor.examining import examine
 from timers.errors import NoProcessor, NotFound, Refused
 
 UNHANDLED_AFTER_MS = 200

@@ -12,15 +12,15 @@ from tests.members import declare
 from tests.rights import USER, as_user, grant
 from tests.waiting import eventually, patient
 from timers.client import client_over, open_store
-from timers.client.doctor import examine
 from timers.client.fleet import read_fleet, read_stats, read_story
 from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.dashboard.overview import health, read_seen
+from timers.doctor.examining import examine
 from timers.errors import RedisRights
 from timers.store import codec, refusals
-from timers.store.connect import connect
 from timers.store.restoring import Restored, restore
+from timers.store.servers.connect import connect
 from timers.store.store import Store
 
 pytestmark = pytest.mark.every_server

@@ -15,13 +15,13 @@ from tests.waiting import patient
 from timers.access import RIGHTS, Scope, make_key
 from timers.client import TimerClient, client_over, open_store
 from timers.client.actions import Counts
-from timers.client.doctor import examine
 from timers.core.model import Status
 from timers.core.outcome import Retry
 from timers.core.spec import NewTimer
+from timers.doctor.examining import examine
 from timers.store.callers import Callers
-from timers.store.connect import connect
 from timers.store.notifications import FLAGS
+from timers.store.servers.connect import connect
 from timers.store.store import Store
 
 pytestmark = pytest.mark.every_server

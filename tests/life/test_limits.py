@@ -10,15 +10,15 @@ from redis.asyncio import Redis
 
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.waiting import eventually
-from timers.client.doctor import examine
 from timers.client.fleet import read_fleet
 from timers.core.limits import BURST_US
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer
+from timers.doctor.examining import examine
 from timers.engine import claimer
 from timers.processor import Context
 from timers.store import scripts
-from timers.store.connect import Scripts
+from timers.store.servers.connect import Scripts
 from timers.store.store import Touched
 
 

@@ -18,7 +18,7 @@ from tests.members import declare
 from tests.servers import ServerHandle, start_server
 from tests.waiting import eventually
 from timers.client import client_over
-from timers.client.doctor import examine, unacknowledged
+from timers.doctor.examining import examine, unacknowledged
 from timers.embedded import Family
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import keys

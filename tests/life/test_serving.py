@@ -15,8 +15,8 @@ from timers.engine.maintenance import Maintenance
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod as WorkerPod
 from timers.processor import Registry
-from timers.store.connect import connect
 from timers.store.membership import Member, Membership
+from timers.store.servers.connect import connect
 from timers.store.store import Identity, Store, Touched
 
 UNHANDLED_AFTER_MS = 200

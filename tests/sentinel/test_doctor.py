@@ -8,9 +8,9 @@ import pytest
 from tests.sentinels import Sentinels
 from tests.waiting import patient
 from timers.client import open_store
-from timers.client.doctor import examine
-from timers.store.checkup import Check
-from timers.store.connect import connect
+from timers.doctor.checks import Check
+from timers.doctor.examining import examine
+from timers.store.servers.connect import connect
 from timers.store.store import Store
 
 FLAGS = "notify-keyspace-events"

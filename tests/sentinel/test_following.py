@@ -13,10 +13,10 @@ from tests.store.acts import armed, arming
 from tests.waiting import DEADLINE_SECONDS, eventually, patient
 from timers.client import open_store
 from timers.errors import Unavailable
-from timers.store.connect import connect
 from timers.store.notifications import listen
 from timers.store.parts import parts
-from timers.store.sentinel import Said, primary_of
+from timers.store.servers.connect import connect
+from timers.store.servers.sentinel import Said, primary_of
 from timers.store.store import Store
 
 LATER = "+86400000"

@@ -1,5 +1,5 @@
-"""Owns the network between a process and the server: connections in the place of `timers.store.connect`'s, on which
-each command takes a while and may go wrong."""
+"""Owns the network between a process and the server: connections in the place of the
+store's, on which each command takes a while and may go wrong."""
 
 import asyncio
 import contextvars
@@ -20,7 +20,7 @@ from tests.simulation.data import Refused, Reply
 from tests.simulation.faults import EVENT, Fault, Faults
 from tests.simulation.loop import Actor, VirtualLoop
 from tests.simulation.server import Server, service_scripts
-from timers.store.connect import ANSWER_TIMEOUT_SECONDS, Connections, Scripts
+from timers.store.servers.connect import ANSWER_TIMEOUT_SECONDS, Connections, Scripts
 
 Command = tuple[bytes, ...]
 Executed = Callable[[Actor, str, Command, Reply], None]

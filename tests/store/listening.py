@@ -8,9 +8,9 @@ from operator import eq
 from typing import Any, Final
 
 from tests.waiting import DEADLINE_SECONDS
-from timers.store.connect import Connections
 from timers.store.notifications import Notification, listen
 from timers.store.parts import parts
+from timers.store.servers.connect import Connections
 from timers.store.store import Store
 
 SUBSCRIBED: Final = ("subscribed",)

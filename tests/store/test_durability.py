@@ -19,9 +19,9 @@ from timers.client import Armed, TimerClient, client_over, open_store
 from timers.core.model import Timer
 from timers.embedded import Family
 from timers.errors import InvalidInput, Unavailable
-from timers.store import durability as durabilities
-from timers.store.connect import connect
-from timers.store.durability import REPLICATED, WAIT_MS
+from timers.store.servers import durability as durabilities
+from timers.store.servers.connect import connect
+from timers.store.servers.durability import REPLICATED, WAIT_MS
 from timers.store.store import Store
 
 pytestmark = pytest.mark.every_server

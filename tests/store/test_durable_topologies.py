@@ -10,8 +10,8 @@ from tests.waiting import eventually
 from timers.client import Armed, TimerClient, client_over, open_store
 from timers.core.model import Timer
 from timers.errors import Unavailable
-from timers.store.connect import connect
-from timers.store.durability import ReplicasProof
+from timers.store.servers.connect import connect
+from timers.store.servers.durability import ReplicasProof
 
 
 async def batch_of(client: TimerClient, number: int) -> list[Timer]:

@@ -18,8 +18,8 @@ from timers.client import TimerClient, client_over, open_store
 from timers.client.durable import check_setting
 from timers.embedded import Family
 from timers.errors import ConfigurationError, InvalidInput
-from timers.store.connect import connect
-from timers.store.durability import DiskProof, Verdict
+from timers.store.servers.connect import connect
+from timers.store.servers.durability import DiskProof, Verdict
 
 SHIM: Final = """
 #define _GNU_SOURCE

@@ -14,11 +14,11 @@ from tests.store.test_round_trips import count_sent
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
 from timers.store import queries
-from timers.store.connect import Scripts
 from timers.store.filters import Filter
 from timers.store.listing import LARGEST_BYTES, PAGE_BYTES, Page, read_page, read_pages
 from timers.store.queries import endings
 from timers.store.scripts import Call
+from timers.store.servers.connect import Scripts
 from timers.store.starts import due_load
 from timers.store.store import Arming, Store
 

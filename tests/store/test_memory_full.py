@@ -26,8 +26,9 @@ from tests.store.acts import (
 from tests.store.test_bare import adopt, adopted_and_expired, resolve
 from tests.store.test_bare import put as put_bare
 from timers.core.model import Status
+from timers.doctor import checks as checkup
 from timers.errors import Full
-from timers.store import checkup, codec, keys, notifications
+from timers.store import codec, keys, notifications
 from timers.store.membership import Member, Membership
 from timers.store.restoring import Restored, restore
 from timers.store.store import Store

@@ -9,7 +9,6 @@ from tests.store.listening import SUBSCRIBED, Heard, listening
 from tests.waiting import eventually
 from timers.errors import Unavailable
 from timers.store import notifications
-from timers.store.connect import connect
 from timers.store.notifications import (
     listen,
     parse_expired,
@@ -17,6 +16,7 @@ from timers.store.notifications import (
     subscribe,
 )
 from timers.store.parts import parts
+from timers.store.servers.connect import connect
 from timers.store.store import Store
 
 

@@ -12,9 +12,9 @@ from tests.conftest import SharedServers
 from tests.store.acts import LEASE_MS, OTHER, POD, PREFIX, an_end, armed, arming, claim, settle
 from tests.store.backends import Backend, open_store
 from timers.core.limits import Limits, Rate
-from timers.store.connect import Scripts
 from timers.store.permits import Permits, Reservation
 from timers.store.scripts import Call
+from timers.store.servers.connect import Scripts
 from timers.store.store import Store
 
 TWO = Limits(concurrency=2)

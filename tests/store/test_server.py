@@ -14,8 +14,8 @@ from tests.store.acts import PREFIX, armed, claim
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import notifications
-from timers.store.connect import connect
 from timers.store.scripts import digest
+from timers.store.servers.connect import connect
 from timers.store.store import Store
 
 FLAGS = "notify-keyspace-events"

@@ -10,9 +10,9 @@ from tests.conservation import state_of
 from tests.store.acts import PREFIX, an_end, arming, claim
 from tests.store.backends import Backend, open_store
 from timers.store import keys
-from timers.store.connect import connect
 from timers.store.filters import Filter
 from timers.store.listing import read_page, read_pages
+from timers.store.servers.connect import connect
 from timers.store.store import Store
 
 SHARDS = 4

@@ -13,9 +13,9 @@ from tests.servers import start_server
 from tests.store.acts import armed, claim, finished
 from timers.client import open_store
 from timers.errors import Unavailable
-from timers.store.connect import connect
 from timers.store.notifications import Notification, listen
 from timers.store.parts import parts
+from timers.store.servers.connect import connect
 
 REQUEST = "req -newkey rsa:2048 -nodes"
 SIGN = "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names"

@@ -10,13 +10,13 @@ from aiohttp import web
 from timers.api.answer import HTTP_PROBLEMS, answer, problem
 from timers.api.auth import visible_to
 from timers.api.operations import call
-from timers.client.doctor import full, unacknowledged
 from timers.client.fleet import ALL_SERVED, Unserved, read_fleet
+from timers.doctor.examining import full, unacknowledged
+from timers.doctor.nodes import reaches_some
 from timers.engine.worker import PodHealth, Worker
 from timers.errors import LedgerUnavailable, Unavailable
 from timers.logs import get_logger
 from timers.store.cooperative import CachedRead
-from timers.store.on_nodes import reaches_some
 from timers.store.store import Store
 
 if TYPE_CHECKING:

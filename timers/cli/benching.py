@@ -18,12 +18,12 @@ from timers.client import BATCH_LIMIT, TimerClient
 from timers.core.durations import DAY_MS
 from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Timer
+from timers.doctor.checks import server_facts
 from timers.engine.pod import Observer, WorkerOptions
 from timers.engine.worker import Worker
 from timers.errors import TimersError
 from timers.processor import Context, Registry, processor
 from timers.settings import load_worker_settings
-from timers.store.checkup import server_facts
 from timers.store.store import Arming, Store
 
 ROUND_TRIPS: Final = 200

@@ -14,8 +14,8 @@ from timers.core.durations import parse_ms
 from timers.errors import ConfigurationError, InvalidInput, Moving, Unavailable
 from timers.setting_values import redacted, without_account
 from timers.settings import load_worker_settings
-from timers.store.connect import connect
 from timers.store.identity import READS
+from timers.store.servers.connect import connect
 from timers.store.store import Store
 
 app = typer.Typer()

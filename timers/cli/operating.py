@@ -14,18 +14,18 @@ from timers.cli import URL_NAME
 from timers.cli.shared import ExactPrefix, Of, OnlyOf, Output, cell, progress, run, show
 from timers.client import TimerClient
 from timers.client.actions import Replayed, arm_again, preview
-from timers.client.doctor import examine, unreachable
 from timers.client.opening import open_ledger
 from timers.core.durations import DAY_MS, Duration
 from timers.core.limits import Rate
+from timers.doctor.checks import Check
+from timers.doctor.examining import examine, unreachable
 from timers.embedded import reachable_url
 from timers.errors import ConfigurationError, InvalidInput, Unavailable
 from timers.processor import Registry, find
 from timers.settings import LENGTHLESS, SETTING_NAMES, Settings, load_settings, load_worker_settings, setting_origins
 from timers.store.callers import REVOKED, Callers
-from timers.store.checkup import Check
-from timers.store.connect import connect
 from timers.store.filters import Filter
+from timers.store.servers.connect import connect
 from timers.store.store import Store
 
 app = typer.Typer()

@@ -47,13 +47,13 @@ from timers.settings import Settings, load_worker_settings
 from timers.store import outbox, queries
 from timers.store.callers import Quota, Quotas
 from timers.store.codec import encode_act
-from timers.store.connect import connect
-from timers.store.durability import FSYNC
 from timers.store.filters import Filter, Visible
 from timers.store.identity import Loss
 from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
 from timers.store.membership import Member
 from timers.store.notifications import changes
+from timers.store.servers.connect import connect
+from timers.store.servers.durability import FSYNC
 from timers.store.store import Arming, Store
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from timers.errors import ConfigurationError, FieldError, LedgerUnavailable
 from timers.setting_values import redacted
 from timers.settings import Settings
-from timers.store.connect import Connections, connect
 from timers.store.identity import READS
 from timers.store.scripts import reachable
+from timers.store.servers.connect import Connections, connect
 from timers.store.store import Store
 
 if TYPE_CHECKING:

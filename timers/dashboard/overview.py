@@ -19,11 +19,11 @@ from timers.core.fields import is_own
 from timers.core.model import Status
 from timers.dashboard import charts
 from timers.dashboard.site import Parts, show
+from timers.doctor.nodes import any_full
 from timers.store import alarms, keys, queries
 from timers.store.cooperative import CachedRead
 from timers.store.filters import Filter, Visible
 from timers.store.membership import Roster
-from timers.store.on_nodes import any_full
 from timers.store.queries import FAILING_MS
 from timers.store.scripts import FULL
 from timers.store.starts import FAILED, RETRIED, Ring, due_load, next_timers, past_starts, quantiles_ms, total

@@ -12,7 +12,6 @@ from aiohttp import web
 from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights
 from timers.api.auth import acting, caller_of, nothing_of, require_visible, visible_to
 from timers.api.operations import page_at
-from timers.client.doctor import examine
 from timers.client.fleet import LATE_MS, PrefixView, read_obstacle, read_prefixes
 from timers.core.fields import OWN_PREFIXES, is_own
 from timers.core.hooks import Hook
@@ -22,10 +21,11 @@ from timers.dashboard.many import FAILING, failures_of
 from timers.dashboard.overview import clock_of
 from timers.dashboard.render import redirect
 from timers.dashboard.site import Parts, form_of, is_admin, number_of, paged, pairs_of, show
+from timers.doctor.checks import server_facts
+from timers.doctor.examining import examine
 from timers.errors import Forbidden, InvalidInput, shown
 from timers.store import alarms, outbox, queries
 from timers.store.callers import REVOKED
-from timers.store.checkup import server_facts
 from timers.store.cooperative import CachedRead, cooperatively
 from timers.store.filters import Filter
 from timers.store.listing import read_page

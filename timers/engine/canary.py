@@ -9,9 +9,9 @@ from typing import Any, Final, Literal, get_args
 from timers.engine.pod import Pod
 from timers.engine.supervisor import repeat
 from timers.store import keys, notifications
-from timers.store.connect import Connections
 from timers.store.cooperative import set_within
 from timers.store.parts import Part, is_spread
+from timers.store.servers.connect import Connections
 
 LIFE_MS: Final = 50
 LATE_SECONDS: Final = 0.5

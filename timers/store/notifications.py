@@ -23,10 +23,10 @@ from timers.core.durations import MAX_TIME_MS
 from timers.core.model import Status, in_english
 from timers.errors import Unavailable
 from timers.store import codec, keys
-from timers.store.connect import Connections
 from timers.store.cooperative import side_by_side
 from timers.store.parts import MOVED_SECONDS, Part, current_parts, is_spread
 from timers.store.scripts import reachable, run
+from timers.store.servers.connect import Connections
 from timers.store.store import Store
 
 Sink = Callable[..., None]

@@ -14,8 +14,8 @@ from typing import Any, Final
 from timers.core.limits import Limits
 from timers.errors import Unavailable
 from timers.store import keys
-from timers.store.connect import Scripts
 from timers.store.scripts import Argument, Call, read
+from timers.store.servers.connect import Scripts
 from timers.store.store import Store
 
 BATCH: Final = 500

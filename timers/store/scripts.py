@@ -25,8 +25,8 @@ from redis.exceptions import (
 )
 
 from timers.errors import ConfigurationError, Full, Moving, RedisRights, TimersError, Unavailable
-from timers.store.connect import A_SENTINEL, ONE_NODE, Scripts
-from timers.store.durability import Writer
+from timers.store.servers.connect import A_SENTINEL, ONE_NODE, Scripts
+from timers.store.servers.durability import Writer
 
 Argument = str | int | bytes
 

@@ -13,11 +13,11 @@ from timers.core.model import NO_PROGRESS, Lease, Progress, Timer
 from timers.core.shapes import Durability
 from timers.errors import NewerFormat, RedisRights, Unavailable
 from timers.store import codec, keys, scripts
-from timers.store.connect import Connections, Scripts
-from timers.store.durability import WAITS, WaitLevel
 from timers.store.identity import DbIdentity, is_newer
 from timers.store.parts import is_spread
 from timers.store.refusals import Refusals
+from timers.store.servers.connect import Connections, Scripts
+from timers.store.servers.durability import WAITS, WaitLevel
 
 TOUCH_LIMIT: Final = 500
 """Trigger keys touched, and queues or leases checked, in one call: a few milliseconds, and few enough events for a

@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 from fakeredis import FakeAsyncRedis, FakeRedis, FakeServer
 
-from timers.store.connect import Connections, Scripts
-from timers.store.durability import WAITS, Command, Writer
+from timers.store.servers.connect import Connections, Scripts
+from timers.store.servers.durability import WAITS, Command, Writer
 
 _CLOCKS: Final = (
     "fakeredis._helpers.time",

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from timers.doctor.checks import Check, is_full
 from timers.errors import Unavailable
-from timers.store.checkup import Check, is_full
-from timers.store.connect import Connections
+from timers.store.servers.connect import Connections
 from timers.store.store import Store
 
 _AWAY: Final = "the timers of its shards wait, and lists, totals and quotas with them"

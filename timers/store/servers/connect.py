@@ -22,7 +22,7 @@ from redis.exceptions import (
 from timers.errors import ConfigurationError
 from timers.setting_values import check_redis_url
 from timers.store import keys
-from timers.store.durability import WAIT_MS, Command, DurableWriter, WaitLevel, Writer
+from timers.store.servers.durability import WAIT_MS, Command, DurableWriter, WaitLevel, Writer
 
 ANSWER_TIMEOUT_SECONDS: Final = 5.0
 POOL_SIZE: Final = 32
@@ -307,13 +307,13 @@ def dial(pool: ConnectionPool) -> AbstractConnection:
 def connect(url: str, *, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS) -> Connections:
     """Clients for a URL of any of REDIS_SCHEMES. Opens nothing yet. Raises ConfigurationError."""
     if url.startswith(("redis+cluster://", "rediss+cluster://")):
-        from timers.store.cluster import connect_cluster  # noqa: PLC0415 (it makes its connections here)
+        from timers.store.servers.cluster import connect_cluster  # noqa: PLC0415 (it makes its connections here)
 
         return connect_cluster(url, answer_timeout_seconds=answer_timeout_seconds)
     try:
         check_redis_url(url)
         if url.startswith(("redis+sentinel://", "rediss+sentinel://")):
-            from timers.store.sentinel import connect_sentinels  # noqa: PLC0415 (it makes its connections here)
+            from timers.store.servers.sentinel import connect_sentinels  # noqa: PLC0415 (it makes its connections here)
 
             return connect_sentinels(url, answer_timeout_seconds)
         pool = make_pool(parse_url(url), answer_timeout_seconds)

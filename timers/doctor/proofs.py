@@ -16,10 +16,11 @@ from typing import Any, Final
 from redis.exceptions import RedisError, ResponseError
 
 from timers.core.shapes import RESERVED_PREFIX
+from timers.doctor.checks import Check, configured, judge, judged, server_facts
+from timers.doctor.nodes import on_nodes
+from timers.doctor.sentinels import check_sentinels
 from timers.errors import RedisRights, Unavailable
 from timers.store import keys
-from timers.store.checkup import Check, configured, judge, judged, server_facts
-from timers.store.connect import Connections
 from timers.store.cooperative import set_within
 from timers.store.notifications import (
     FLAGS,
@@ -30,10 +31,9 @@ from timers.store.notifications import (
     subscribe,
     touch_canary,
 )
-from timers.store.on_nodes import on_nodes
 from timers.store.parts import Part, current_parts, is_spread
 from timers.store.scripts import reachable, read
-from timers.store.sentinel_check import check_sentinels
+from timers.store.servers.connect import Connections
 from timers.store.store import Store
 
 SCAN_LIMIT: Final = 100_000

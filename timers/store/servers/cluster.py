@@ -18,9 +18,9 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, TryAgainErr
 from timers.errors import ConfigurationError
 from timers.setting_values import check_redis_url, split_hosts
 from timers.store import keys
-from timers.store.connect import Connections, Scripts
-from timers.store.durability import WaitLevel, Writer
-from timers.store.slots import Slots, slot_of
+from timers.store.servers.connect import Connections, Scripts
+from timers.store.servers.durability import WaitLevel, Writer
+from timers.store.servers.slots import Slots, slot_of
 
 DEFAULT_SHARDS: Final = 64
 """Enough to spread the timers evenly over many primaries; a shard cannot be divided."""

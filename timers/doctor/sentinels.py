@@ -6,11 +6,11 @@ from typing import Final, NamedTuple
 
 from redis.exceptions import RedisError, ResponseError
 
+from timers.doctor.checks import Check, Facts, judged, setting
 from timers.errors import RedisRights, Unavailable
-from timers.store.checkup import Check, Facts, judged, setting
 from timers.store.notifications import FLAGS, ensure_notifications, missing_flags, text_of
 from timers.store.scripts import reachable
-from timers.store.sentinel import Address, SentinelConnections, Sentinels, is_up, shown
+from timers.store.servers.sentinel import Address, SentinelConnections, Sentinels, is_up, shown
 from timers.store.store import Store
 
 FEWEST: Final = 3

@@ -5,18 +5,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final
 
-from timers.client.durable import durability_check
 from timers.client.fleet import NAMES_SHOWN, Fleet, shortened
 from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Status
+from timers.doctor.checks import Check, Level, judged
+from timers.doctor.durability import durability_check
+from timers.doctor.nodes import any_full
+from timers.doctor.proofs import DELIVERY_SECONDS, Refusal, check_server
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import outbox, queries
-from timers.store.checkup import Check, Level, judged
 from timers.store.filters import Filter
 from timers.store.listing import read_page
 from timers.store.membership import Member, Membership, Roster
-from timers.store.on_nodes import any_full
-from timers.store.proofs import DELIVERY_SECONDS, Refusal, check_server
 from timers.store.scripts import FULL
 from timers.store.store import Queue, Store
 from timers.store.upkeep import STEP, audit, compare, uncounted
@@ -111,7 +111,7 @@ async def full(store: Store) -> list[str]:
 async def _ledger(store: Store, ledger: "Database | None") -> list[Check]:
     if ledger is None:
         return []
-    from timers.client.ledger_check import check_ledger  # noqa: PLC0415 (what it needs is an extra)
+    from timers.doctor.ledger import check_ledger  # noqa: PLC0415 (what it needs is an extra)
 
     return [await check_ledger(store, ledger)]
 

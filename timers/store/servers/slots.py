@@ -21,7 +21,7 @@ from redis.exceptions import (
 
 from timers.errors import ConfigurationError
 from timers.setting_values import redacted, split_hosts
-from timers.store.connect import Connections, connect
+from timers.store.servers.connect import Connections, connect
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ from typing import Final
 from timers.client import drift
 from timers.client.fleet import shortened
 from timers.client.progress import told
+from timers.doctor.checks import Check, Level, judged
 from timers.errors import LedgerUnavailable
 from timers.ledger import inbox
 from timers.ledger.database import Database
-from timers.store.checkup import Check, Level, judged
 from timers.store.following import CHECK, COPY, RESTORE, behind, stages
 from timers.store.store import Store
 
