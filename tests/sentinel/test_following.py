@@ -65,11 +65,12 @@ class Arms:
             await asyncio.sleep(0.001)
 
     async def more(self) -> None:
-        """Returns when another timer was acknowledged."""
+        """Returns when a timer was armed from now on: the second that is acknowledged, since the first answer may have
+        been on its way."""
         before = len(self.acknowledged)
 
         async def grew() -> bool:
-            return len(self.acknowledged) > before
+            return len(self.acknowledged) > before + 1
 
         await eventually(grew, "another timer is armed")
 
