@@ -5,6 +5,7 @@ import shutil
 import ssl
 import subprocess
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -39,6 +40,25 @@ def self_signed(folder: Path, name: str = "localhost") -> Path:
     subprocess.run(command, check=True, capture_output=True)
     both.write_text(key.read_text() + certificate.read_text())
     return both
+
+
+_REQUEST: Final = "req -newkey rsa:2048 -nodes"
+_SIGN: Final = "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names"
+
+
+def authority(folder: Path, names: str) -> Path:
+    """Makes a folder with an authority `ca`, a certificate `server` for these names (`DNS:localhost`) that it signed,
+    and an unrelated `other`; each is a `.crt` and a `.key`."""
+    program = openssl()
+    folder.mkdir()
+    (folder / "names").write_text(f"subjectAltName={names}")
+    for command in (
+        *(f"{_REQUEST} -x509 -days 2 -subj /CN={name} -keyout {name}.key -out {name}.crt" for name in ("ca", "other")),
+        f"{_REQUEST} -subj /CN=localhost -keyout server.key -out server.csr",
+        f"{_SIGN} -days 2 -out server.crt",
+    ):
+        subprocess.run([program, *command.split()], cwd=folder, check=True, capture_output=True)
+    return folder
 
 
 def serving(certificate: Path) -> ssl.SSLContext:

@@ -2,13 +2,12 @@
 
 import asyncio
 import socket
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.certificates import openssl
+from tests.certificates import authority
 from tests.servers import start_server
 from tests.store.acts import armed, claim, finished
 from timers.client import open_store
@@ -17,24 +16,11 @@ from timers.store.notifications import Notification, listen
 from timers.store.parts import parts
 from timers.store.servers.connect import connect
 
-REQUEST = "req -newkey rsa:2048 -nodes"
-SIGN = "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names"
-
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
     """An authority `ca`, a `server` certificate for localhost that it signed, and an unrelated `other`."""
-    program = openssl()
-    folder = tmp_path / "certificates"
-    folder.mkdir()
-    (folder / "names").write_text("subjectAltName=DNS:localhost")
-    for command in (
-        *(f"{REQUEST} -x509 -days 2 -subj /CN={name} -keyout {name}.key -out {name}.crt" for name in ("ca", "other")),
-        f"{REQUEST} -subj /CN=localhost -keyout server.key -out server.csr",
-        f"{SIGN} -days 2 -out server.crt",
-    ):
-        subprocess.run([program, *command.split()], cwd=folder, check=True, capture_output=True)
-    return folder
+    return authority(tmp_path / "certificates", "DNS:localhost")
 
 
 @pytest.fixture
