@@ -81,6 +81,8 @@ class Following:
         self._left: dict[int, int] = {}
         self._followed: dict[int, float] = {}
         """By shard: when the last look after which the ledger had all changes began."""
+        self._whole: dict[int, Stage] = {}
+        """By shard: its stage when this pod last found it whole, which names the server's process."""
         self._unlike: set[int] = set()
         """Shards that do not agree with the ledger yet."""
         self._fails = False
@@ -204,6 +206,8 @@ class Following:
             found = await self._read(shard, found.cursor)
         if stage.what == CHECK:  # after the notes, which know better what was removed
             await self._agree(shard, stage)
+        else:
+            await self._check_own(shard, stage)
         self._followed[shard], self._left[shard] = began, max(0, self._left[shard] - len(found.notes))
         return count
 
@@ -239,7 +243,7 @@ class Following:
             if stage.what == COPY.what:
                 reached = await self._copy(shard, int(stage.place))
             elif stage.what == CHECK:
-                reached, some = await self._check(shard, int(stage.place))
+                reached, some = await self._check(shard, stage.agreed_ms)
                 count += some
             else:
                 reached, some = await self._restore(shard, stage.place)
@@ -249,6 +253,14 @@ class Following:
             stage = reached
         await self._progress.reached(shard, stage)
         _log.info("the ledger has all timers", shard=shard, restored=count, seconds=round(time.monotonic() - began, 1))
+
+    async def _check_own(self, shard: int, stage: Stage) -> None:
+        """If another pod has checked the shard on its new server, check it again: changes that this pod had read on the
+        old one may have come into the ledger only after that."""
+        before = self._whole.get(shard, stage)
+        if before.server != stage.server:
+            await self._check(shard, before.agreed_ms)
+        self._whole[shard] = stage
 
     async def _check(self, shard: int, agreed_ms: int) -> tuple[Stage, int]:
         """Give back what has changed since the shard last agreed, on a server that may not have it, and take away what

@@ -36,6 +36,16 @@ class Stage(NamedTuple):
     def is_whole(self) -> bool:
         return self.what == "whole"
 
+    @property
+    def agreed_ms(self) -> int:
+        """When a whole shard, or one to check, last agreed with the ledger."""
+        return int(self.place.partition(" ")[0] or 0)
+
+    @property
+    def server(self) -> str:
+        """The server's process with which a whole shard last agreed."""
+        return self.place.partition(" ")[2]
+
     def __str__(self) -> str:
         return f"{self.what} {self.place}".strip()
 

@@ -211,7 +211,7 @@ end
 -- agreed, and with which server. Another one may have an older copy of the data, so there it is `check <ms>`.
 local function stage()
   local said = call('HGET', root .. 'hooks', '@ledger') or nil
-  local at, server = string.match(said or '', '^whole (%d+) (%w+)$')
+  local at, server = string.match(said or '', '^whole (%d+) (%S+)$')
   local info = server and about_server()
   if not info or info == '' or string.find(info, 'run_id:' .. server, 1, true) then return said, server end
   return 'check ' .. at, server, tonumber(string.match(info, 'uptime_in_seconds:(%d+)'))

@@ -1,0 +1,85 @@
+"""A server that comes back with an older copy of its data gets from the ledger what it lacks."""
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.fleet import Calls, Fleet
+from tests.engine.own import OwnServer
+from tests.ledger.copies import agreed
+from tests.rights import as_user, grant
+from tests.servers import ServerHandle
+from tests.waiting import eventually
+from timers.embedded import Family
+from timers.ledger.database import Database
+from timers.store.following import LEDGER, notes, stages
+from timers.store.servers.connect import connect
+from timers.store.store import Store
+
+DATA = "server/appendonlydir"
+
+
+class Gate:
+    """Holds the first pod up that is about to copy a changed timer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.opened = asyncio.Event(), asyncio.Event()
+        do = Database.do
+
+        async def held_up(database: Database, work: Any, **options: Any) -> Any:
+            rows = getattr(work, "keywords", {}).get("rows", ())
+            if any(row.version > 1 for row in rows) and not self.reached.is_set():
+                self.reached.set()
+                await self.opened.wait()
+            return await do(database, work, **options)
+
+        monkeypatch.setattr(Database, "do", held_up)
+
+
+async def test_what_a_slow_pod_copies_after_the_check_comes_back_too(
+    database: Database, family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, own, data, older = Gate(monkeypatch), OwnServer(family, tmp_path), tmp_path / DATA, tmp_path / "older"
+    await own.up()
+    fleet = await Fleet.over(own.url)
+    pods = [await fleet.pod(Calls(), name=name, ledger=database) for name in ("a", "b")]
+    await fleet.client.create("note", "x", delay="24h", payload="old")
+    await agreed(database, fleet.store)
+    shutil.copytree(data, older)
+    await fleet.client.change("note", "x", payload="new")
+    await gate.reached.wait()
+    own.down()
+    shutil.rmtree(data)
+    shutil.copytree(older, data)
+    await own.up()
+
+    async def checked() -> bool:
+        return (await stages(fleet.store, [0]))[0].is_whole
+
+    await eventually(checked, "the other pod has checked the shard")
+    assert (await fleet.client.get("note", "x")).payload == "old"
+    gate.opened.set()
+
+    async def back() -> bool:
+        return bool((await fleet.client.get("note", "x")).payload == "new")
+
+    await eventually(back, "the change is there again")
+    assert not any(pod.seen.drift for pod in pods), "and not by the comparison, a minute later"
+    await fleet.close()
+    own.down()
+
+
+async def test_a_shard_that_may_not_ask_which_server_it_is_on_is_followed_all_the_same(
+    fleet: Fleet, server: ServerHandle
+) -> None:
+    await grant(fleet.redis, fleet.store.connections.db, without=["info"])
+    await fleet.redis.hset("timers:{0}:hooks", LEDGER, "whole 1 -")
+    store = Store(connect(as_user(server.url)))
+    await store.identity.refresh()
+    assert (await notes(store, 0, 0)).stage.is_whole
+    assert (await notes(store, 0, 0)).stage.agreed_ms > 1
+    await store.connections.close()
+    await grant(fleet.redis, fleet.store.connections.db)
