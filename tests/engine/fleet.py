@@ -122,10 +122,18 @@ class OwnDatabase(Database):
     def __init__(self, shared: Database) -> None:
         super().__init__(shared.engine.url.render_as_string(hide_password=False))
         self._opened: list[Any] = []
-        event.listen(self.engine.sync_engine, "connect", lambda connection, _: self._opened.append(connection))
+        self._records: list[Any] = []
+
+        def opened(connection: Any, record: Any) -> None:
+            self._opened.append(connection)
+            self._records.append(record)
+
+        event.listen(self.engine.sync_engine, "connect", opened)
 
     async def abort(self) -> None:
-        """End the connections as those of a dead process."""
+        """End the connections as those of a dead process, which gives none back to its pool."""
+        for record in self._records:
+            record.fairy_ref = None
         for connection in self._opened:
             driver = connection.driver_connection
             if self.dialect == "sqlite":
