@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -53,10 +54,10 @@ def build(folder: Path) -> Path:
             *copied, target = instruction.rest.split()
             for name in copied:
                 _copy(ROOT / name, source / (name if target == "./" else target))
-        if instruction.name == "RUN":
-            _run(
-                instruction.rest.replace(VENV, str(venv)).replace("python -m venv", f"{sys.executable} -m venv"), source
-            )
+        if instruction.name == "RUN" and "--require-hashes" in instruction.rest:
+            _layer(instruction.rest, source, venv)
+        elif instruction.name == "RUN":
+            _run(instruction.rest, source, venv)
     return venv
 
 
@@ -67,7 +68,24 @@ def _copy(origin: Path, target: Path) -> None:
         shutil.copy(origin, target)
 
 
-def _run(line: str, cwd: Path) -> None:
+def _layer(line: str, source: Path, venv: Path) -> None:
+    """Install the dependencies, or take them from the last time, as an engine takes an unchanged layer."""
+    made_of = f"{sys.executable} {sys.version} {line} {(source / 'requirements.lock').read_text()}"
+    layer = ROOT / ".cache" / f"image-{zlib.crc32(made_of.encode()):08x}"
+    if not (layer / "complete").exists():
+        for old in layer.parent.glob("image-*"):
+            shutil.rmtree(old)
+        _run(line, source, layer)
+        (layer / "complete").touch()
+    shutil.copytree(layer, venv, symlinks=True)
+    (venv / "complete").unlink()
+    for program in (venv / "bin").iterdir():
+        if not program.is_symlink():  # it names its interpreter
+            program.write_text(program.read_text().replace(str(layer), str(venv)))
+
+
+def _run(line: str, cwd: Path, venv: Path) -> None:
+    line = line.replace(VENV, str(venv)).replace("python -m venv", f"{sys.executable} -m venv")
     done = subprocess.run(["/bin/sh", "-c", line], cwd=cwd, env=os.environ, capture_output=True, text=True, check=False)
     if "--require-hashes" in line and done.returncode and not os.environ.get("CI"):
         pytest.skip(f"the locked dependencies cannot be fetched: {done.stderr[-200:]}")
