@@ -127,7 +127,7 @@ PLANTS: Final[Mapping[str, Plant]] = {
         },
         seen_by=17,
     ),
-    "lease not extended": Plant(engine=((Leases, "_extend", _at_once),), seen_by=1),
+    "lease not extended": Plant(engine=((Leases, "_extend", _at_once),), seen_by=9),
     "lease taken over while it lasts": Plant({"if lease_of(member) then return end": ""}, seen_by=14),
     "attempt not counted": Plant({"'r', token, r.attempt + 1": "'r', token, r.attempt"}),
     "occurrence lost between run and re-arm": Plant(
