@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import CommandLine, run_python
+from tests.unit.test_slips import MYPY
 
 NAME = "invoice-reminder"
 
@@ -30,7 +31,7 @@ def test_what_it_writes_passes_its_own_tests(bare: CommandLine) -> None:
 def test_what_it_writes_is_typed_and_in_form(bare: CommandLine) -> None:
     bare("new-processor", NAME)
     project = Path(NAME).absolute()
-    for arguments in (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy", "--strict", "src")):
+    for arguments in (("ruff", "check", "."), ("ruff", "format", "--check", "."), (*MYPY, "src")):
         ended = run_python(*arguments, cwd=project)
         assert ended.returncode == 0, ended.stdout + ended.stderr
 

@@ -7,6 +7,8 @@ from typing import Final
 
 import pytest
 
+from tests.nursery import ROOT
+
 HEAD: Final = """
 from collections.abc import Iterator
 from datetime import timedelta
@@ -90,8 +92,11 @@ SLIPS: Final = (
 )
 
 
+MYPY: Final = ("mypy", "--strict", "--cache-dir", str(ROOT / ".cache" / "mypy"))
+"""As users run it. What it knows of this package and of those that it uses is kept for the next run."""
+
 CHECKERS: Final = (
-    ("mypy", "--strict", "--no-incremental", "--hide-error-context"),
+    (*MYPY, "--hide-error-context"),
     ("basedpyright", "--level", "error", "--pythonpath", sys.executable),
 )
 
