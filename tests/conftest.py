@@ -50,10 +50,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 HEAVY: Final = (
-    *("dashboard/test_browser", "docs/test_readme", "store/test_foreign_values", "store/test_quota", "cli/test_pods"),
-    *("chaos/test_pods_killed", "chaos/test_pods_stopped", "life/test_restore", "upgrade/test_side_by_side"),
-    *("docker/test_image", "docker/test_alerts", "doctor/test_doctor", "engine/test_rescues", "engine/test_blocked"),
-    *("cli/test_serve_with_keys", "cli/test_mixed_fleet", "chaos/test_server_away", "install/test_install"),
+    *("dashboard/test_browser", "simulation/test_simulation", "docs/test_readme", "ledger/test_exactly_once"),
+    *("chaos/test_ledger_losses", "store/test_foreign_values", "cli/test_pods", "docker/test_alerts"),
+    *("ledger/test_following", "api/test_fuzz", "chaos/test_pods_killed", "upgrade/test_side_by_side"),
+    *("life/test_restore", "docker/test_image", "install/test_install", "generators/test_generators"),
+    *("store/test_restoring", "store/test_quota", "life/test_bare_clients", "property/test_cron"),
+    *("property/test_decide", "engine/test_outages", "ledger/test_restoring", "chaos/test_pods_stopped"),
+    *("chaos/test_server_away", "doctor/test_doctor", "engine/test_blocked", "engine/test_rescues"),
+    *("cli/test_new_processor", "cli/test_serve_with_keys", "cli/test_mixed_fleet", "docker/test_sentinel"),
+    "unit/test_slips",
 )
 """Files that take longest. They start first, so that none of them is alone at the end."""
 
