@@ -1,6 +1,6 @@
-"""Clean environments: this project, from its wheel or its sdist, and the example plugin, installed in a venv.
+"""A clean environment: this project, from its wheel, and the example plugin, installed in a venv.
 
-Both are built here. Dependencies are not fetched again: the venv sees the packages of the environment that
+They are built here. Dependencies are not fetched again: the venv sees the packages of the environment that
 runs the tests, but not what that finds by `.pth` files: neither this repository nor its editable install.
 
 `make dist` sets `DIST` to the folder with its results. Those are tested instead, with the locked dependencies.
@@ -53,7 +53,7 @@ class Environment:
 
 
 def make_environment(folder: Path, packed: Path) -> Environment:
-    """Install a wheel or an sdist of this project, and the plugin. Takes about ten seconds, so tests share one."""
+    """Install a wheel of this project, and the plugin. Takes seconds, so tests share one."""
     plugin = build(ROOT / "examples" / "invoice-reminder", folder / "plugin", "wheel")
     venv = folder / "venv"
     _run(sys.executable, "-m", "venv", "--without-pip", venv)

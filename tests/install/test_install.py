@@ -147,6 +147,7 @@ async def test_a_project_with_its_own_processors_package_and_a_plugin_run_beside
 ) -> None:
     variables = {"PYTHONPATH": ".", "TIMERS_PROCESSORS": "processors.greetings"}
     told = {"greet": "the project's own was here", "invoice-reminder": "nothing to do: paid", "log": "completed"}
+    assert environment.timers("--version", cwd=project).stdout == "timers 0.1.0\n"
     async with running(environment, project, **variables):
         for prefix in told:
             made = environment.timers("create", prefix, "a", "--in", "0s", "--payload", '{"paid": true}', cwd=project)
@@ -159,20 +160,6 @@ async def test_a_project_with_its_own_processors_package_and_a_plugin_run_beside
                 return timer["history"][0]["note"] if timer["status"] == "completed" else None
 
             assert await eventually(look, f"{prefix} has completed") == note
-
-
-async def test_installed_from_its_sdist_it_runs_a_timer(sdist: Path, project: Path, tmp_path: Path) -> None:
-    installed = make_environment(tmp_path / "clean", sdist)
-    assert installed.timers("--version", cwd=project).stdout == "timers 0.1.0\n"
-    async with running(installed, project):
-        made = installed.timers("create", "log", "a", "--in", "0s", cwd=project)
-        assert made.returncode == 0, made.stderr
-
-        async def look() -> bool:
-            got = installed.timers("get", "log", "a", "-o", "json", cwd=project)
-            return bool(json.loads(got.stdout)["status"] == "completed")
-
-        await eventually(look, "the timer has completed")
 
 
 @pytest.mark.parametrize("own", ["timers.py", "timers/__init__.py"])
