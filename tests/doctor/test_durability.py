@@ -8,7 +8,7 @@ from tests.members import declare
 from tests.replicas import Replicated, replicated
 from timers.client import open_store
 from timers.doctor.checks import Check
-from timers.doctor.durability import durability_check
+from timers.doctor.failover import durability_check
 from timers.embedded import Family
 from timers.store.membership import Member
 from timers.store.servers.connect import connect

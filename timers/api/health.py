@@ -1,7 +1,7 @@
 """Owns the answers to probes: whether the process lives, and whether it can do its work now."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,12 +11,13 @@ from timers.api.answer import HTTP_PROBLEMS, answer, problem
 from timers.api.auth import visible_to
 from timers.api.operations import call
 from timers.client.fleet import ALL_SERVED, Unserved, read_fleet
-from timers.doctor.examining import full, unacknowledged
-from timers.doctor.nodes import reaches_some
+from timers.doctor.checks import any_full, reaches_some
+from timers.doctor.examining import unacknowledged
 from timers.engine.worker import PodHealth, Worker
 from timers.errors import LedgerUnavailable, Unavailable
 from timers.logs import get_logger
 from timers.store.cooperative import CachedRead
+from timers.store.scripts import FULL
 from timers.store.store import Store
 
 if TYPE_CHECKING:
@@ -91,10 +92,11 @@ class HealthRoutes:
         problems = list(dict.fromkeys([*problems, *(["draining"] if self._draining else [])]))
         if trouble and takes_creates:
             waits.append(f"{trouble}; only new timers are taken, for the ledger")
-        behind = self._ledger_warnings(health, anonymous=visible is not None)
         if self._partly:
             waits.append(self._partly.partition(":")[0] if visible is not None else self._partly)
-        warnings = [*is_full, *unacknowledged(self._store), *unserved.warnings(visible), *waits, *behind]
+        waits += self._ledger_warnings(health, anonymous=visible is not None)
+        is_so = [FULL] if is_full else []
+        warnings = [*is_so, *unacknowledged(self._store), *unserved.warnings(visible), *waits]
         state = {"ready": not problems, **state, "warnings": warnings, "problems": problems}
         if problems:
             return problem(HTTP_PROBLEMS[503], "; ".join(problems), **state)
@@ -125,21 +127,22 @@ class HealthRoutes:
         if known is not None and known.lag_seconds > BEHIND_SECONDS:
             yield f"the ledger is {known.lag_seconds:.0f} s behind; {known.waiting} changes wait for this pod"
 
-    async def _refresh(self) -> tuple[str, Sequence[str], Unserved]:
-        """Read from Redis what is wrong with it, a sentence if it is full, and what no pod takes. Whatever it answers,
+    async def _refresh(self) -> tuple[str, bool, Unserved]:
+        """Read from Redis what is wrong with it, whether it is full, and what no pod takes. Whatever it answers,
         there is something to tell the probes."""
         self._partly = ""
         try:
             async with asyncio.timeout(self._answer_seconds):
-                return "", await full(self._store), (await read_fleet(self._store)).unserved
+                is_full = await any_full(self._store.connections)
+                return "", is_full, (await read_fleet(self._store)).unserved
         except TimeoutError:
             trouble = f"Redis does not answer within {self._answer_seconds:g} seconds"
         except Unavailable as error:
             trouble = str(error)
             if await reaches_some(self._store.connections):
                 self._partly = f"a part of the cluster is out of reach: {error}"
-                return "", (), ALL_SERVED
+                return "", False, ALL_SERVED
         except Exception as error:  # noqa: BLE001 (a probe gets an answer, whatever lies in Redis)
             _log.error("data for the probes cannot be read", exc_info=error)
             trouble = f"the data in Redis cannot be read ({type(error).__name__}); this pod's log says more"
-        return trouble, (), ALL_SERVED
+        return trouble, False, ALL_SERVED

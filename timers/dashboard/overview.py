@@ -19,7 +19,7 @@ from timers.core.fields import is_own
 from timers.core.model import Status
 from timers.dashboard import charts
 from timers.dashboard.site import Parts, show
-from timers.doctor.nodes import any_full
+from timers.doctor.checks import any_full
 from timers.store import alarms, keys, queries
 from timers.store.cooperative import CachedRead
 from timers.store.filters import Filter, Visible

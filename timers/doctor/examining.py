@@ -9,15 +9,13 @@ from timers.client.fleet import NAMES_SHOWN, Fleet, shortened
 from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Status
 from timers.doctor.checks import Check, Level, judged
-from timers.doctor.durability import durability_check
-from timers.doctor.nodes import any_full
+from timers.doctor.failover import durability_check
 from timers.doctor.proofs import DELIVERY_SECONDS, Refusal, check_server
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import outbox, queries
 from timers.store.filters import Filter
 from timers.store.listing import read_page
 from timers.store.membership import Member, Membership, Roster
-from timers.store.scripts import FULL
 from timers.store.store import Queue, Store
 from timers.store.upkeep import STEP, audit, compare, uncounted
 
@@ -101,11 +99,6 @@ def unacknowledged(store: Store) -> list[str]:
     acknowledged."""
     known = [*map(str, store.identity.losses.values()), *filter(None, [store.identity.foreign])]
     return [f"{what}; acknowledge it with `timers doctor --acknowledge`" for what in known]
-
-
-async def full(store: Store) -> list[str]:
-    """A sentence if the server has reached its memory limit. Raises Unavailable."""
-    return [FULL] if await any_full(store.connections) else []
 
 
 async def _ledger(store: Store, ledger: "Database | None") -> list[Check]:

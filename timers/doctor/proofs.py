@@ -9,16 +9,15 @@ import secrets
 import shlex
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from timers.core.shapes import RESERVED_PREFIX
-from timers.doctor.checks import Check, configured, judge, judged, server_facts
-from timers.doctor.nodes import on_nodes
-from timers.doctor.sentinels import check_sentinels
+from timers.doctor.checks import Check, configured, judge, judged, on_nodes, server_facts
+from timers.doctor.failover import check_sentinels
 from timers.errors import RedisRights, Unavailable
 from timers.store import keys
 from timers.store.cooperative import set_within
@@ -33,7 +32,6 @@ from timers.store.notifications import (
 )
 from timers.store.parts import Part, current_parts, is_spread
 from timers.store.scripts import reachable, read
-from timers.store.servers.connect import Connections
 from timers.store.store import Store
 
 SCAN_LIMIT: Final = 100_000
@@ -302,26 +300,6 @@ def _is_foreign(key: bytes, served: Callable[[str], bool]) -> bool:
         return b":displaced:" in key
     bare = keys.BARE.fullmatch(key)
     return bare is None or not served(bare[1].decode())
-
-
-async def priorities(connections: Connections) -> list[int | None]:
-    """The `replica-priority` of each replica of a server, as itself says; None if it cannot be asked from here."""
-
-    async def asked(replica: Mapping[str, Any]) -> int | None:
-        try:
-            async with connections.other(replica["ip"], replica["port"]) as redis:
-                info: dict[str, Any] = await redis.info("replication")
-            return int(info["slave_priority"])
-        except (RedisError, OSError, KeyError):
-            return None
-
-    try:
-        with reachable():
-            info: dict[str, Any] = await connections.commands.info("replication")
-    except (RedisRights, Refusal):
-        return []
-    replicas = (value for name, value in info.items() if name.startswith("slave") and isinstance(value, dict))
-    return await asyncio.gather(*map(asked, replicas))
 
 
 async def latency(store: Store) -> Check:
