@@ -8,7 +8,7 @@ from tests.bench import __main__ as bench
 from tests.bench.scale import CAPACITY_COLUMNS, SCALE_COLUMNS
 from tests.cli.commands import CommandLine
 from tests.nursery import ROOT
-from timers.core.capacity import BUSY, FIGURES, SERVER_GIB, Figure, Load, plan
+from timers.cli.planning import BUSY, FIGURES, SERVER_GIB, Figure, Load, plan
 
 COLUMNS = {"capacity": CAPACITY_COLUMNS, "scale": SCALE_COLUMNS}
 

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from tests import postgres
-from timers.core.requests import Request, check_request, read_request
+from timers.core.spec import Request, check_request, read_request
 from timers.errors import InvalidInput
 from timers.ledger import arm, cancel, statement
 from timers.ledger.database import Database

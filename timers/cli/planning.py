@@ -1,36 +1,156 @@
-"""Owns `timers plan`: how much a load needs, by the figures that the benchmarks give."""
+"""Owns `timers plan`: how much a load needs (servers, memory, pods and connections, how long a restart takes), and what
+breaks first.
 
+The figures are those of one core, measured with the commands that stand beside them (tests/bench/README.md has the
+conditions). Time per timer hardly depends on the machine's load, rates do; so the formulas use time per timer.
+"""
+
+import math
 import re
-from typing import Annotated, Any, Final
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
 from timers.cli.shared import Output, show
-from timers.core.capacity import (
-    ARM_US,
-    BUSY,
-    BYTES,
-    CONCURRENCY,
-    CONNECTIONS,
-    FIGURES,
-    FORK_MS,
-    HEARD_US,
-    PAYLOAD_BYTES,
-    POD_US,
-    PODS_EACH,
-    POOL,
-    RESTART_S,
-    ROOM,
-    SERVER_GIB,
-    SERVER_US,
-    SHARDS_EACH,
-    Load,
-    Plan,
-    plan,
-)
 from timers.core.durations import parse_ms
 from timers.core.spec import PAYLOAD_LIMIT_BYTES
 from timers.errors import InvalidInput
+
+GIB: Final = 2**30
+
+
+class Figure(NamedTuple):
+    """A measured figure, its unit, and the benchmark with its options and the column that give it."""
+
+    value: float
+    unit: str
+    benchmark: str
+    column: str
+
+    @property
+    def source(self) -> str:
+        """How to measure it."""
+        return f"python -m tests.bench {self.benchmark}: {self.column}"
+
+
+BYTES: Final = Figure(464, "bytes a timer with a payload of 60", "capacity", "bytes/timer")
+PAYLOAD_BYTES: Final = Figure(1.13, "bytes a byte of payload", "capacity", "bytes/byte of payload")
+ARM_US: Final = Figure(37, "µs of a server's core to arm one", "capacity", "arm alone µs")
+FORK_MS: Final = Figure(165, "ms a GiB", "capacity", "fork ms/GiB")
+RESTART_S: Final = Figure(8.6, "s a million", "capacity", "restart s/million")
+_AT_RATE: Final = "scale --per-s 3000 --pods 2,4"
+"""At a rate at which claims come in batches; at lower ones a timer costs more, and no limit is near."""
+
+SERVER_US: Final = Figure(63, "µs of a server's core to run one, with two pods", _AT_RATE, "server µs/timer")
+HEARD_US: Final = Figure(11, "µs more for each further pod", _AT_RATE, "server µs/timer")
+POD_US: Final = Figure(134, "µs of a pod's core to run one, with four pods", _AT_RATE, "pods µs/timer")
+CONNECTIONS: Final = Figure(8, "connections a pod, to each server", _AT_RATE, "connections/pod")
+
+FIGURES: Final = (BYTES, PAYLOAD_BYTES, ARM_US, FORK_MS, RESTART_S, SERVER_US, HEARD_US, POD_US, CONNECTIONS)
+
+BUSY: Final = 0.5
+"""The share of a core that a server or a pod is planned to use. The rest is for bursts, retries, lists, snapshots."""
+
+SERVER_GIB: Final = 16.0
+"""The most data on one server: beyond it a fork stops the server for seconds."""
+
+ROOM: Final = 1.5
+"""Times the data that a server needs: what changes while it saves is there twice."""
+
+POOL: Final = 32
+"""Connections that a pod opens at most for commands, to each server; under load it does."""
+
+CONCURRENCY: Final = 1000
+"""Runs at once on a pod (TIMERS_CONCURRENCY)."""
+
+FORK_LIMIT_MS: Final = 3000.0
+"""A third of a lease: pods extend leases three times in their length."""
+
+RESTART_LIMIT_S: Final = 900.0
+CONNECTIONS_LIMIT: Final = 10_000
+"""`maxclients` of a server that sets none."""
+
+LEAST_PODS: Final = 2
+"""So that one may fail."""
+
+PODS_EACH: Final = 8
+"""The most pods of a service for the sake of their cores. Each hears all events of its servers, so a larger load is
+split into services with servers and pods of their own, and callers choose one by a hash of the id."""
+
+SHARDS_EACH: Final = 16
+"""At least so many shards for each of several servers, so that they are loaded alike."""
+
+CLUSTER_SHARDS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is to be planned for: timers that are armed at once, timers that are armed and run each second, bytes of a
+    payload as JSON, and the seconds of a run."""
+
+    timers: int
+    rate: float
+    payload: int = 60
+    run_s: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a load needs: `services`, each with so many primaries, shards, data and pods. Memory, connections, forks and
+    restarts are those of each primary. `uses` says how much of each limit is used, 1 being all of it, the nearest
+    first."""
+
+    services: int
+    primaries: int
+    shards: int
+    data_gib: float
+    memory_gib: float
+    pods: int
+    connections: int
+    fork_ms: int
+    restart_s: int
+    uses: dict[str, float]
+
+
+def plan(load: Load) -> Plan:
+    """How much a load needs."""
+    services = max(1, math.ceil(load.rate * POD_US.value / 1e6 / BUSY / PODS_EACH))
+    return _service(services, Load(math.ceil(load.timers / services), load.rate / services, load.payload, load.run_s))
+
+
+def _service(services: int, load: Load) -> Plan:
+    """The plan of one of so many services, with this load of its own."""
+    pod_cores, running = load.rate * POD_US.value / 1e6, load.rate * load.run_s
+    pods = max(LEAST_PODS, math.ceil(pod_cores / BUSY), math.ceil(running / (BUSY * CONCURRENCY)))
+    server_us = ARM_US.value + SERVER_US.value + HEARD_US.value * (pods - LEAST_PODS)
+    server_cores = load.rate * server_us / 1e6
+    data_gib = load.timers * (BYTES.value + PAYLOAD_BYTES.value * (load.payload - 60)) / GIB
+    primaries = max(1, math.ceil(server_cores / BUSY), math.ceil(data_gib / SERVER_GIB))
+    share, connections = data_gib / primaries, math.ceil(pods * (CONNECTIONS.value + POOL))
+    fork_ms, restart_s = share * FORK_MS.value, load.timers / primaries / 1e6 * RESTART_S.value
+    uses = {
+        "the core of a server": server_cores / primaries,
+        "the cores of the pods": pod_cores / pods,
+        "the pods' concurrency": running / (pods * CONCURRENCY),
+        "the memory of a server": share / SERVER_GIB,
+        "the pause of a fork": fork_ms / FORK_LIMIT_MS,
+        "the time of a restart": restart_s / RESTART_LIMIT_S,
+        "the connections to a server": connections / CONNECTIONS_LIMIT,
+    }
+    return Plan(
+        services=services,
+        primaries=primaries,
+        shards=1 if primaries == 1 else max(CLUSTER_SHARDS, 2 ** math.ceil(math.log2(SHARDS_EACH * primaries))),
+        data_gib=round(data_gib, 2),
+        memory_gib=round(share * ROOM, 2),
+        pods=pods,
+        connections=connections,
+        fork_ms=round(fork_ms),
+        restart_s=round(restart_s),
+        uses={name: round(used, 2) for name, used in sorted(uses.items(), key=lambda use: -use[1])},
+    )
+
 
 _NUMBER: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([kKMGB]?)")
 _TIMES: Final = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
@@ -54,7 +174,7 @@ def show_plan(
     load = Load(round(_number("--timers", timers)), _number("--rate", rate), payload, parse_ms(run, "--run") / 1000)
     found = plan(load)
     if output != "table":
-        show({**found.to_json(), "sources": _sources()}, output)
+        show({**asdict(found), "sources": _sources()}, output)
         return
     show(_rows(found), output)
     first, used = next(iter(found.uses.items()))
@@ -96,5 +216,4 @@ def _rows(found: Plan) -> list[dict[str, Any]]:
 
 
 def _sources() -> list[str]:
-
     return [f"{figure.value:g} {figure.unit} ({figure.source})" for figure in FIGURES]

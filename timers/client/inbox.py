@@ -9,8 +9,7 @@ from timers.client.client import TimerClient
 from timers.client.copies import row_of_timer
 from timers.client.planning import REASONS, Armed, Reason, armed, own_due_ms, plan, tried
 from timers.core.model import Timer
-from timers.core.requests import Request, read_request
-from timers.core.spec import TimerChange
+from timers.core.spec import Request, TimerChange, read_request
 from timers.errors import NotFound
 from timers.ledger.inbox import Taken
 from timers.ledger.rows import Row, tombstone

@@ -1,16 +1,30 @@
-"""Owns what a caller may ask for: a new timer and a change, each field and as a whole."""
+"""Owns what a caller may ask for: a new timer and a change, each field and as a whole; and any of that as a row of the
+ledger's inbox, which is checked by who writes it and again by the pod that carries it out, because anybody may write
+rows."""
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Container, Mapping
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, StrictStr, WithJsonSchema
 
 from timers.core import shapes
-from timers.core.fields import AnyDuration, CallersPrefix, Id, StrictModel, Time, Timeout, decode, encode
+from timers.core.fields import (
+    AnyDuration,
+    CallersPrefix,
+    Id,
+    StrictModel,
+    Time,
+    Timeout,
+    check_callers_prefix,
+    check_id,
+    check_traceparent,
+    decode,
+    encode,
+)
 from timers.core.policies import FOR_REPEATS, MissedInput, Repeat, RetryPolicy
-from timers.errors import FieldError, InvalidInput, shown
+from timers.errors import FieldError, InvalidInput, both, shown
 
 PAYLOAD_LIMIT_BYTES: Final = 64 * 1024
 TAG_LIMIT_CHARACTERS: Final = 64
@@ -196,3 +210,75 @@ class TimerChange(Spec):
         if "repeat" not in changed and changed.get("missed") in FOR_REPEATS:
             changed.pop("missed")
         return changed
+
+
+Plain = Literal["cancel", "retry", "fire", "purge"]
+"""What needs no fields."""
+
+Requested = Literal["create", "reschedule", "change"] | Plain
+ACTIONS: Final = ("create", "reschedule", "change", *get_args(Plain))
+
+_DUE: Final = frozenset({"delay", "due_at"})
+
+
+class Request(NamedTuple):
+    """A checked request: `new` is the timer of a `create`, `change` what a `reschedule` or `change` changes."""
+
+    action: str
+    new: NewTimer | None = None
+    change: TimerChange | None = None
+    traceparent: str | None = None
+
+    @property
+    def body(self) -> str:
+        """Its fields as a row of the inbox has them."""
+        given = self.new or self.change
+        fields = {} if given is None else given.model_dump(exclude_unset=True, exclude={"prefix", "id"})
+        return encode(fields if self.traceparent is None else {**fields, "traceparent": self.traceparent})
+
+
+def check_request(prefix: object, id: object, action: str, fields: Mapping[str, Any]) -> Request:
+    """The request if all of it is valid; else InvalidInput."""
+    if action == "create":
+        return _create(prefix, id, fields)
+    both(lambda: check_callers_prefix(prefix), lambda: check_id(id))
+    if action not in ACTIONS:
+        raise InvalidInput.of("action", action, f"one of {', '.join(ACTIONS)}")
+    if action not in ("reschedule", "change"):
+        _refuse(fields, fields.keys())
+        return Request(action)
+    if action == "reschedule":
+        _refuse(fields, fields.keys() - _DUE)
+        if len(fields) != 1:
+            raise InvalidInput.of("delay", fields.get("delay"), "exactly one of delay and due_at")
+    change = TimerChange.parse(fields)
+    if not change.model_fields_set:
+        raise InvalidInput.of("", {}, f"at least one of {', '.join(TimerChange.model_fields)}")
+    return Request(action, change=change)
+
+
+def read_request(prefix: object, id: object, action: str, body: str) -> Request:
+    """As `check_request`, for the text of a row."""
+    try:
+        fields = decode(body)
+    except ValueError:
+        raise InvalidInput.of("body", body, "JSON") from None
+    if not isinstance(fields, dict):
+        raise InvalidInput.of("body", fields, "an object")
+    return check_request(prefix, id, action, fields)
+
+
+def _create(prefix: object, id: object, fields: Mapping[str, Any]) -> Request:
+    _refuse(fields, fields.keys() & {"prefix", "id"})
+    given = {"prefix": prefix, "id": id, **fields}
+    trace = given.pop("traceparent", None)
+    traceparent, new = both(lambda: trace if trace is None else check_traceparent(trace), lambda: NewTimer.parse(given))
+    if new.id is None:
+        raise InvalidInput.of("id", None, "an id")
+    return Request("create", new, traceparent=traceparent)
+
+
+def _refuse(fields: Mapping[str, Any], names: Container[str]) -> None:
+    unknown = [name for name in fields if name in names]
+    if unknown:
+        raise InvalidInput([FieldError(name, shown(fields[name]), "a known field") for name in unknown])

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from timers.core.calls import After, At, ByCron, ByLadder, ChangeFields, Delay, Time
-from timers.core.requests import Plain, Requested, check_request
+from timers.core.spec import Plain, Requested, check_request
 from timers.ids import new_id
 from timers.ledger.schema import inbox
 
