@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import errno
 import io
 import json
 import signal
@@ -454,6 +455,20 @@ def test_a_record_that_cannot_be_read_is_left_out_and_named(here: Service, redis
     assert ended.code == 1
     assert "test:a cannot be read" in ended.err
     assert json.loads(ended.out.splitlines()[-1])["unreadable"] == 1
+
+
+def test_a_full_disk_is_one_clear_line(here: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timers export > /dev/full`."""
+    some(here)
+
+    class Full(io.RawIOBase):
+        def write(self, _data: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", io.TextIOWrapper(Full(), write_through=True))  # type: ignore[type-var]
+        ended = here("export")
+    assert ended.refusal() == "timers: [Errno 28] No space left on device"
 
 
 def test_from_one_into_the_other_through_a_pipe(here: Service, there: Service, monkeypatch: pytest.MonkeyPatch) -> None:

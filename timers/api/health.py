@@ -21,6 +21,7 @@ from timers.store.scripts import FULL
 from timers.store.store import Store
 
 if TYPE_CHECKING:
+    from timers.core.shapes import RedisState
     from timers.ledger.database import Database
 
 ANSWER_SECONDS: Final = 0.6
@@ -71,8 +72,8 @@ class HealthRoutes:
         (trouble, is_full, unserved), _ = await asyncio.gather(self._seen.get(), self._hear_of_ledger())
         visible = visible_to(request)
         takes_creates = self._takes_creates()
-        reached = "full" if is_full else "partly away" if self._partly else "ok"
-        state: dict[str, Any] = {"redis": ("away" if takes_creates else trouble) if trouble else reached}
+        redis: RedisState = "away" if trouble else "full" if is_full else "partly away" if self._partly else "ok"
+        state: dict[str, Any] = {"redis": trouble if trouble and not takes_creates else redis}
         problems, waits, health = [trouble] if trouble and not takes_creates else [], list[str](), None
         if (moving := self._store.identity.moving) is not None:
             said = str(moving.error)

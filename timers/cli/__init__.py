@@ -179,7 +179,7 @@ def main() -> None:
         command(prog_name="timers")
     except InvalidInput as error:
         _fail("; ".join(str(_as_option(field)) for field in error.errors), 2)
-    except TimersError as error:
+    except (TimersError, OSError) as error:  # such as a full disk that takes no more of an export
         _fail(str(error), 1)
 
 

@@ -1,6 +1,5 @@
 """Owns `timers export` and `timers import`."""
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -49,12 +48,7 @@ def export_all(
         sys.stdout.buffer.flush()
         return written, unreadable
 
-    try:
-        written, unreadable = run(write)
-    except BrokenPipeError:
-        # The reader has closed the pipe. Without this, Python would complain about it at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(1) from None
+    written, unreadable = run(write)
     typer.echo(f"timers: {written} timers exported", err=True)
     if unreadable:
         raise typer.Exit(1)

@@ -1,13 +1,13 @@
 """Owns the shapes of the answers. mypy checks each `to_json` against them; the OpenAPI document describes them and
 takes its examples from them."""
 
-from typing import Annotated, Any, Final, NotRequired
+from typing import Annotated, Any, Final, NotRequired, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
 from typing_extensions import TypedDict
 
 from timers.core import shapes
-from timers.core.shapes import HISTORY_LIMIT, named
+from timers.core.shapes import HISTORY_LIMIT, choice
 
 Instant = Annotated[
     str, WithJsonSchema({"type": "string", "format": "date-time", "examples": ["2026-11-21T20:00:00.000Z"]})
@@ -17,10 +17,8 @@ Instant = Annotated[
 Count = Annotated[int, Field(ge=0)]
 HttpStatus = Annotated[int, Field(ge=200, le=599)]
 StatusName = Annotated[str, WithJsonSchema(shapes.STATUS)]
-Delivery = Annotated[str, WithJsonSchema(named("Delivery", {"type": "string", "enum": ["ok", "late", "deaf"]}))]
-"""Whether notifications arrive: in time, late, or not at all."""
-
-RedisState = Annotated[str, WithJsonSchema(named("RedisState", {"type": "string", "enum": ["ok", "full", "away"]}))]
+Delivery = Annotated[str, WithJsonSchema(choice("Delivery", *get_args(shapes.Delivery)))]
+RedisState = Annotated[str, WithJsonSchema(choice("RedisState", *get_args(shapes.RedisState)))]
 Prefix = Annotated[str, WithJsonSchema(shapes.PREFIX)]
 Id = Annotated[str, WithJsonSchema(shapes.ID)]
 PodName = Annotated[str, Field(examples=["worker-1"])]

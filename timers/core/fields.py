@@ -148,11 +148,12 @@ def check_id(value: object, field: str = "id") -> str:
     raise InvalidInput.of(field, value, ID_RULE)
 
 
-def check_traceparent(value: object, field: str = "traceparent") -> str:
+def check_traceparent(value: object) -> str:
     """The trace if it is valid; else InvalidInput."""
     if isinstance(value, str) and _TRACEPARENT.fullmatch(value):
         return value
-    raise InvalidInput.of(field, value, "a W3C traceparent: version-trace-parent-flags in lower case hexadecimal")
+    rule = "a W3C traceparent: version-trace-parent-flags in lower case hexadecimal"
+    raise InvalidInput.of("traceparent", value, rule)
 
 
 def checked_duration(value: object, *, parse: Callable[[object], Duration] = Duration.parse) -> DurationInput:

@@ -17,6 +17,12 @@ RESERVED_PREFIX: Final = "timers"
 Durability = Literal["fast", "fsync", "replicated", "ledger"]
 """What a create waits for: only Redis, its disk, its replicas, or the ledger."""
 
+Delivery = Literal["ok", "late", "deaf"]
+"""Whether notifications arrive at a pod: in time, late, or not at all. The worst is last."""
+
+RedisState = Literal["ok", "full", "partly away", "away"]
+"""How a pod that is ready finds its Redis."""
+
 HISTORY_LIMIT: Final = 50
 """How many history entries a record keeps. Older ones are dropped, and a marker takes the place of the oldest."""
 

@@ -4,12 +4,14 @@ is timed."""
 import asyncio
 import math
 import time
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
+from timers.core.shapes import Delivery
 from timers.engine.pod import Pod
 from timers.engine.supervisor import repeat
 from timers.store import keys, notifications
 from timers.store.cooperative import set_within
+from timers.store.membership import DELIVERY_STATES
 from timers.store.parts import Part, is_spread
 from timers.store.servers.connect import Connections
 
@@ -18,10 +20,6 @@ LATE_SECONDS: Final = 0.5
 STEPS: Final = 10
 """The wait for an event has so many parts. If the pod itself stands still, that takes one of them, however long: in the
 others it reads what has come meanwhile. So it does not take its delivery for failed."""
-
-
-Delivery = Literal["ok", "late", "deaf"]
-_WORST_LAST: Final[tuple[Delivery, ...]] = get_args(Delivery)
 
 
 class Canary:
@@ -128,7 +126,7 @@ class Canaries:
     @property
     def delivery(self) -> Delivery:
         """How notifications arrive at this pod."""
-        return max((each.delivery for each in self.by_node.values()), key=_WORST_LAST.index, default="ok")
+        return max((each.delivery for each in self.by_node.values()), key=DELIVERY_STATES.index, default="ok")
 
     @property
     def lag_seconds(self) -> float:

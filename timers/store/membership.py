@@ -11,13 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, get_args
 
 from pydantic import Field, TypeAdapter
 
 from timers.core.answers import PodAnswer
 from timers.core.durations import format_time
 from timers.core.fields import is_prefix, owner
+from timers.core.shapes import Delivery
 from timers.store import keys
 from timers.store.identity import SILENT_SECONDS
 from timers.store.scripts import Argument, grouped, reachable, read
@@ -30,8 +31,7 @@ FORGET_AFTER_MS: Final = SILENT_SECONDS * 1000
 INTRODUCE_BEATS: Final = 10
 """Every so many beats a pod tells everything again, in case another program has removed it."""
 
-DELIVERY_STATES: Final = ("ok", "late", "deaf")
-"""How notifications arrive at a pod, worst last."""
+DELIVERY_STATES: Final = get_args(Delivery)
 
 LIMITS: Final = "limits of "
 """Begins the name of the setting in which a pod tells the limits of a processor."""
