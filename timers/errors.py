@@ -58,7 +58,10 @@ _SHOWN_CHARACTERS = 80
 
 
 def shown(value: object) -> str:
-    """The value as it may appear in an error: its repr, shortened so that a huge input cannot flood a log."""
+    """The value as it may appear in an error, whether it came as JSON, from Python or from a command line: its repr,
+    shortened so that a huge input cannot flood a log."""
+    if value is None or isinstance(value, bool):
+        return "nothing" if value is None else str(value).lower()
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer with more digits than Python prints, or endless nesting

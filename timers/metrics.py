@@ -50,7 +50,7 @@ COUNTERS: Final[Mapping[str, tuple[str, ...]]] = {
     "timers_events_dropped_total": ("Changes that slow listeners lost",),
     "timers_unposted_total": ("Changes that a hook does not hear of",),
     "timers_inbox_total": ("Rows of the ledger's inbox, done or refused", "how"),
-    "timers_ledger_drift_total": ("Timers mended that the ledger and Redis had differently", "side"),
+    "timers_ledger_drift_total": ("Timers repaired that differed between the ledger and Redis", "side"),
     "timers_durable_total": ("Creates and ends that waited for more than Redis", "durability", "reached"),
 }
 HISTOGRAMS: Final[Mapping[str, tuple[Sequence[float], str, *tuple[str, ...]]]] = {
@@ -78,8 +78,8 @@ GAUGES: Final[Mapping[str, tuple[str, ...]]] = {
     "timers_newer_format": ("Timers seen lately that only a later version can read",),
     "timers_ledger_up": ("1 while this pod can use the ledger's database",),
     "timers_ledger_waiting": ("Changes that this pod has yet to copy to the ledger",),
-    "timers_ledger_lag_seconds": ("How old the oldest change that the ledger may not have is",),
-    "timers_ledger_share": ("How much of this pod's shards was restored from the ledger and copied to it, 0 to 1",),
+    "timers_ledger_lag_seconds": ("Age of the oldest change that the ledger may lack",),
+    "timers_ledger_share": ("Share of this pod's shards that was restored from the ledger and copied to it, 0 to 1",),
     "timers_inbox_refused": ("Rows of the ledger's inbox that were refused",),
     "timers_ready": ("1 while this pod is ready",),
     "timers_notifications_ok": ("1 while notifications arrive in time",),

@@ -31,7 +31,7 @@ from pydantic import (
 
 from timers import setting_values as values
 from timers.access import ENTRY_RULE, read_entries
-from timers.core.durations import DAY_MS, Duration, parse_ms
+from timers.core.durations import DAY_MS, LENGTHS, Duration, parse_ms
 from timers.core.fields import PREFIX_RULE, check_prefix
 from timers.core.hooks import EVENTS, HOOK, Hook
 from timers.core.shapes import Durability
@@ -52,7 +52,6 @@ _CONFIDENTIAL: Final = (
     *("hooks", "alarms", "smtp_url", "sms_url", "user_url"),
 )
 _SECRETS_RULE: Final = "[prefix=]whsec_ followed by base64 of 24 to 64 bytes, comma-separated"
-_DURATION_RULE: Final = "a duration like 250ms, 90s, 15m, 24h, 7d, a number of seconds, or ISO 8601 (PT24H, P1M)"
 
 
 def _setting_name(field: str) -> str:
@@ -60,8 +59,8 @@ def _setting_name(field: str) -> str:
 
 
 def _duration(default: str, minimum_ms: int = 0, maximum_ms: int = 3_653 * DAY_MS, or_else: str = "") -> Any:
-    bounds = f", from {minimum_ms} ms to {maximum_ms} ms" if minimum_ms else ""
-    rule = _DURATION_RULE + bounds + (f", or {or_else}" if or_else else "")
+    bounds = f", from {Duration.of_ms(minimum_ms)} to {Duration.of_ms(maximum_ms)}" if minimum_ms else ""
+    rule = LENGTHS + bounds + (f", or {or_else}" if or_else else "")
     return Field(
         default_factory=lambda: None if default == or_else else parse_ms(default),
         ge=minimum_ms,

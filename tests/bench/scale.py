@@ -1,4 +1,4 @@
-"""Measures what `timers plan` reckons with: what each further pod costs and brings, and what a timer costs a server."""
+"""Measures what `timers plan` calculates with: what each further pod costs and brings, what a timer costs a server."""
 
 import asyncio
 from collections.abc import Sequence

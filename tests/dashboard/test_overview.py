@@ -210,7 +210,7 @@ async def test_what_is_due_but_paused_or_served_by_nobody_is_shown_with_the_reas
     await due_for_years(store, "mine")
     text = (await visitor.get("/")).text
     found = waiting(text)
-    assert found["test-paused/late"].startswith("the prefix 'test-paused' is paused since")
+    assert found["test-paused/late"].startswith("the prefix 'test-paused' has been paused since")
     assert found["mine/late"].startswith("no live pod serves 'mine'")
     assert 'href="/ui/timers/test/next"' in text
     assert text.count('href="/ui/timers/mine/late"') == 1

@@ -54,7 +54,7 @@ async def test_timers_that_wait_for_their_next_try_are_among_the_failures_by_err
     assert "r2" in (await visitor.get(shown)).text
     (tries,) = re.findall(r'href="(/ui/bulk\?action=reschedule[^"]+)">Try now', text)
     assert "reschedule 3" in (await visitor.get(tries)).text
-    assert "3 of test failed and are tried again" in (await visitor.get("/")).text
+    assert "test: 3 timers fail and are retried, the first for" in (await visitor.get("/")).text
 
 
 @pytest.mark.parametrize("key", [READS, WRITES, OPERATES], ids=["reads", "writes", "operates"])

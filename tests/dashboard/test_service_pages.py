@@ -125,7 +125,7 @@ async def test_the_page_of_a_prefix_says_why_nothing_runs_and_how_late_it_was(wo
     await client.pause("test")
     await client.create("test", "held", due_at="2026-01-01T00:00:00Z")
     text = (await visitor.get("/ui/prefixes/test")).text
-    assert "Waits: the prefix &#39;test&#39; is paused since" in text
+    assert "Waits: the prefix &#39;test&#39; has been paused since" in text
 
 
 async def test_pods_show_their_state_and_a_key_only_its_prefixes(guest: Visitor, working: Api) -> None:

@@ -46,12 +46,12 @@ async def test_a_database_that_is_away_or_without_tables_fails(fleet: Fleet, led
 
 async def test_shards_that_do_not_agree_yet_are_named(sharded: Fleet, database: Database) -> None:
     check = await check_of(sharded, database)
-    assert (check.level, check.said[:60]) == ("warn", "shards that still get what the ledger has: 0 (restore, 0 %),")
+    assert (check.level, check.said[:62]) == ("warn", "shards still being restored from the ledger: 0 (restore, 0 %),")
     shards = range(sharded.store.shards)
     for shard in shards:
         await sharded.redis.hset(f"timers:{{{shard}}}:hooks", "@ledger", "copy 16" if shard == 1 else "whole")
     check = await check_of(sharded, database)
-    assert (check.level, check.said) == ("warn", "shards that are still copied to the ledger: 1 (copy, 53 %)")
+    assert (check.level, check.said) == ("warn", "shards still being copied to the ledger: 1 (copy, 53 %)")
 
 
 async def test_changes_that_nobody_copies_are_told(

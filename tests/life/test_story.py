@@ -284,7 +284,7 @@ class TestNotRun:
     @pytest.mark.parametrize(
         ("said", "limits"),
         [
-            ("the prefix 'note' is paused since 20", ""),
+            ("the prefix 'note' has been paused since 20", ""),
             ("no live pod serves 'note' with the processor 'note'; start one", ""),
             ("its queue is at its limit (3 at once); it is tried again at 20", "3 at once"),
             ("the pods that serve it have not had room yet: a-pod", ""),

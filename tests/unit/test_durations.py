@@ -173,7 +173,7 @@ def test_an_interval_has_a_name_or_a_length_above_zero() -> None:
     assert parse_interval("P1Y") == Duration(months=12)
     for given in (0, "0s", "PT0S", "daily", "YEARLY", "P11Y", -1, None, True):
         error = refusal(lambda given=given: parse_interval(given, "every"))  # type: ignore[misc]
-        assert error == FieldError("every", repr(given), INTERVAL_FORMS)
+        assert error == FieldError("every", shown(given), INTERVAL_FORMS)
 
 
 @pytest.mark.parametrize(

@@ -216,12 +216,11 @@ class Auth:
         keys = await self._known(operation)
         if not self._closed and not self._ever_kept:
             return self._optional_caller(request)
+        key_id = None
         if operation.tag == DASHBOARD and "Authorization" not in request.headers:
             patience_seconds = READER_SECONDS if operation.works_without_redis else None
             key_id = await self.sessions.key_id(request, patience_seconds=patience_seconds)
-            caller = None if key_id is None else keys.get(key_id)
-        else:
-            caller = with_secret(_token(request), keys)
+        caller = with_secret(_token(request), keys) if key_id is None else keys.get(key_id)
         if caller is None:
             raise Unauthorized(f"the key is not known, or it was revoked; {_HOW}")
         return caller

@@ -77,19 +77,8 @@ _OPTIONS: Final = {
     **{
         name: f"--{name.replace('_', '-')}"
         for name in (
-            *(
-                "payload",
-                "repeat",
-                "retry",
-                "missed",
-                "timeout",
-                "metadata",
-                "batch",
-                "if_exists",
-                "durability",
-                "remove",
-            ),
-            *("rate", "pending", "most_prefixes", "name"),
+            *("payload", "repeat", "retry", "missed", "timeout", "metadata", "batch", "if_exists", "durability"),
+            *("remove", "rate", "pending", "most_prefixes", "name"),
             *("status", "tag", "due_after", "due_before", "limit", "cursor", "from", "to"),
         )
     },

@@ -15,7 +15,7 @@ from timers.cli.shared import ExactPrefix, Of, OnlyOf, Output, cell, progress, r
 from timers.client import TimerClient
 from timers.client.actions import Replayed, arm_again, preview
 from timers.client.opening import open_ledger
-from timers.core.durations import DAY_MS, Duration
+from timers.core.durations import Duration
 from timers.core.limits import Rate
 from timers.doctor.checks import Check
 from timers.doctor.examining import examine, unreachable
@@ -231,7 +231,7 @@ def _setting_text(value: object, *, is_length: bool = False) -> str | None:
         case bool():
             return str(int(value))
         case int() if is_length:
-            return str(Duration(days=value // DAY_MS, ms=value % DAY_MS))
+            return str(Duration.of_ms(value))
         case (str() as prefix, SecretStr()):
             return f"{prefix}=***" if prefix else "***"
         case tuple():

@@ -170,7 +170,7 @@ def show_plan(
     output: Output = "table",
 ) -> None:
     """Say how much a load needs: servers, memory, pods, connections; and what breaks first. It asks no Redis, but
-    reckons with measured figures, and says with which."""
+    calculates from measured figures, and lists them."""
     load = Load(round(_number("--timers", timers)), _number("--rate", rate), payload, parse_ms(run, "--run") / 1000)
     found = plan(load)
     if output != "table":

@@ -277,8 +277,8 @@ async def read_obstacle(store: Store, roster: Roster, prefix: str, shard: int) -
     processor = roster.owner(prefix)
     serving = [member for member in roster.serving(prefix) if member.takes(shard)]
     if until_ms == inf:
-        since = f" since {format_time(pause[0])}" if len(pause) == 1 else ""
-        return f"the prefix {prefix!r} is paused{since}"
+        since = f"has been paused since {format_time(pause[0])}" if len(pause) == 1 else "is paused"
+        return f"the prefix {prefix!r} {since}"
     if processor is None:
         return f"no pod has ever declared a processor for {prefix!r}"
     if not serving:

@@ -32,8 +32,8 @@ _MEAN_MONTH_MS: Final = 2_629_800_000  # 365.25 days / 12; weighs months against
 _MAX_CHARACTERS: Final = 64
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-_LENGTHS: Final = "a duration such as 250ms, 90s, 15m, 24h, 7d or 1h30m, a number of seconds, or ISO 8601 (PT24H, P1M)"
-DURATION_FORMS: Final = f"{_LENGTHS}, zero or more and at most 10 years"
+LENGTHS: Final = "a duration such as 250ms, 90s, 15m, 24h, 7d or 1h30m, a number of seconds, or ISO 8601 (PT24H, P1M)"
+DURATION_FORMS: Final = f"{LENGTHS}, zero or more and at most 10 years"
 TIME_FORMS: Final = (
     "an RFC 3339 time with an offset (2026-11-21T20:00:00Z) or epoch milliseconds, from 1970 to the end of 2200"
 )
@@ -90,6 +90,11 @@ class Duration:
             raise InvalidInput.of(field, value, DURATION_FORMS)
         return duration
 
+    @classmethod
+    def of_ms(cls, ms: int) -> "Duration":
+        """For people, with whole days as days: `14d`, not `336h`."""
+        return cls(days=ms // DAY_MS, ms=ms % DAY_MS)
+
     @property
     def exact_ms(self) -> int:
         """Milliseconds if there is no date to count from: a day has 24 hours, a month 30 days, a year 365."""
@@ -145,7 +150,7 @@ NAMED_INTERVALS: Final[Mapping[str, Duration]] = MappingProxyType(
         "MONTHLY": Duration(months=1),
     }
 )
-INTERVAL_FORMS: Final = f"one of {', '.join(NAMED_INTERVALS)}, or {_LENGTHS}, above zero and at most 10 years"
+INTERVAL_FORMS: Final = f"one of {', '.join(NAMED_INTERVALS)}, or {LENGTHS}, above zero and at most 10 years"
 
 
 def parse_interval(value: object, field: str = "") -> Duration:
@@ -162,7 +167,7 @@ def parse_ms(value: object, field: str = "", *, minimum: int = 0, maximum: int =
     """Milliseconds between `minimum` and `maximum` (both allowed), counted as in `Duration.exact_ms`."""
     duration = Duration.parse(value, field)
     if not minimum <= duration.exact_ms <= maximum:
-        raise InvalidInput.of(field, value, f"a duration from {Duration(ms=minimum)} to {Duration(ms=maximum)}")
+        raise InvalidInput.of(field, value, f"a duration from {Duration.of_ms(minimum)} to {Duration.of_ms(maximum)}")
     return duration.exact_ms
 
 

@@ -119,7 +119,7 @@ class Repeat(StrictModel):
         every, cron = given.get("every"), given.get("cron")
         if (every is None) != (cron is None):
             return []
-        return [FieldError("every", shown({"every": every, "cron": cron}), "exactly one of every and cron")]
+        return [FieldError("every", shown(every), "exactly one of every and cron")]
 
     @property
     def interval(self) -> Duration | None:

@@ -107,7 +107,7 @@ def _bad(seen: Seen, visible: Visible | None) -> Iterator[Trouble]:
         yield Trouble("bad", f"{FULL}.", *server)
     for prefix, said in {prefix: said for pod in stats.pods for prefix, said in pod.lacks.items()}.items():
         if visible is None or visible(prefix):
-            yield Trouble("bad", f"Timers of {prefix!r} stand still: {said}.", *_page_of(prefix))
+            yield Trouble("bad", f"Timers of {prefix!r} cannot run: {said}.", *_page_of(prefix))
     if not any(pod.works for pod in stats.pods):
         yield Trouble("bad", "No worker is alive, so nothing fires until one starts.", "/ui/pods", "Pods")
     elif stats.late_ms > LATE_MS:
@@ -241,7 +241,8 @@ async def _failing(store: Store, stats: Stats) -> list[tuple[str, str]]:
     for prefix, n, ms in [each for each in stats.retrying if each[1] >= MANY or each[2] > FAILING_MS][:FAILING_SHOWN]:
         newest = await queries.endings(store, prefix, Status.RETRYING, 1)
         why = queries.error_text(newest[0].error) if newest else queries.NO_ERROR
-        found.append((prefix, f"{n} of {prefix} failed and are tried again, the first for {in_units(ms)}: {why}."))
+        fail = "timer fails and is retried" if n == 1 else "timers fail and are retried, the first"
+        found.append((prefix, f"{prefix}: {n} {fail} for {in_units(ms)}: {why}."))
     return found
 
 

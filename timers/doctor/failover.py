@@ -117,19 +117,19 @@ def _quorum(sentinels: Sentinels, words: Sequence[_Word | Exception]) -> Check:
     primaries = sorted({f"{word.facts['ip']}:{word.facts['port']}" for word in heard})
     against = next((word.against for word in heard if word.against), "")
     said = f"{len(heard)} of {len(words)} Sentinels answer, quorum {heard[0].facts['quorum'] if heard else 'unknown'}"
-    stands = "nobody replaces the primary when it dies; timers stand still then"
+    stands = "nothing replaces the primary when it dies, and then no timer runs"
     away = f"{said}; without an answer: {', '.join(silent)}"
     alone, few = f"TIMERS_REDIS_URL names {len(words)} of {there} Sentinels", f"there are {there} Sentinels"
     return judged(
         "sentinels",
         f"{said}; {sentinels.service!r} has the primary {', '.join(primaries)}",
-        (2 * len(heard) <= len(words), "fail", away, stands, "start the others; `SENTINEL CKQUORUM` of one tells more"),
+        (2 * len(heard) <= len(words), "fail", away, stands, "start the others; `SENTINEL CKQUORUM` on one says more"),
         (
             bool(against),
             "fail",
             against,
             stands,
-            "start the missing Sentinels, or take those that are gone for good out",
+            "start the missing Sentinels, or remove those that are gone for good",
         ),
         (bool(silent), "warn", away, "a failover needs a majority of them", "start it, or correct the URL"),
         (
@@ -154,7 +154,7 @@ def _successors(replicas: Sequence[Mapping[str, str]], config: Mapping[str, str]
     able = [f"{each['ip']}:{each['port']}" for each in replicas if is_up(each) and each["slave-priority"] != "0"]
     unable = [f"{each['ip']}:{each['port']} ({each['flags']})" for each in replicas if not is_up(each)]
     wanted = (config or {}).get("min-replicas-to-write", "")
-    none, stands = "no replica can take over", "nobody replaces the primary when it dies; timers stand still then"
+    none, stands = "no replica can take over", "nothing replaces the primary when it dies, and then no timer runs"
     cut_off = "a primary that is cut off goes on taking timers and starting runs, and the failover loses them"
     asks_none, write = "min-replicas-to-write is 0", setting(_KEPT, "min-replicas-to-write", 1)
     missing, fewer = f"replicas are away: {', '.join(unable)}", "fewer can take over"

@@ -18,7 +18,7 @@ LATE_MS: Final = 60_000
 
 REFUSED_SHOWN: Final = 3
 DRIFT_MS: Final = 86_400_000
-"""For so long after it was mended a difference is told."""
+"""For how long the doctor mentions a difference that was repaired."""
 
 _NOT_ARMED: Final = "nothing is armed with durability `ledger`, and changes of timers wait in Redis to be copied"
 
@@ -60,6 +60,7 @@ async def check_ledger(store: Store, database: Database) -> Check:
     in_redis, in_ledger = (sum(numbers) for numbers in zip((0, 0), *(each.drift for each in apart), strict=True))
     ago = (now_ms - max((each.found_ms for each in apart), default=now_ms)) // 60_000
     shown = "; ".join(f"{prefix}:{timer_id} ({problem})" for prefix, timer_id, problem in newest)
+    repaired = f"{in_redis} timers in Redis and {in_ledger} in the ledger, most recently {ago} minutes ago"
     said = f"{waiting} changes wait, the oldest for {oldest_ms // 1000} s or more"
     lost = "if Redis loses its data now, these changes are lost"
     insert = (
@@ -71,14 +72,14 @@ async def check_ledger(store: Store, database: Database) -> Check:
         (
             bool(restoring),
             "warn",
-            f"shards that still get what the ledger has: {shortened(restoring)}",
-            "timers of theirs may not be in Redis yet, and run late",
+            f"shards still being restored from the ledger: {shortened(restoring)}",
+            "some of their timers may not be in Redis yet, and will run late",
             look,
         ),
         (
             bool(copying),
             "warn",
-            f"shards that are still copied to the ledger: {shortened(copying)}",
+            f"shards still being copied to the ledger: {shortened(copying)}",
             "if Redis loses its data now, some of their timers are lost",
             look,
         ),
@@ -86,15 +87,15 @@ async def check_ledger(store: Store, database: Database) -> Check:
         (
             bool(apart),
             "warn",
-            f"the comparison mended {in_redis} timers in Redis and {in_ledger} in the ledger, last {ago} minutes ago",
+            f"the comparison repaired {repaired}",
             "somebody deletes or changes rows or keys, or one of the two servers lost some",
-            "find out who or what did; the log says when (`timers differed in the ledger and Redis and were mended`)",
+            "find out what did; the log says when (`timers differed between the ledger and Redis and were repaired`)",
         ),
         (
             bool(refused),
             "warn",
             f"{refused} rows of the inbox were refused, such as {shown}",
-            "nothing did what they ask for",
+            "what they ask for was not done",
             insert,
         ),
     )

@@ -111,7 +111,7 @@ class Comparing:
         finally:
             if any(drift):
                 _log.error(
-                    "timers differed in the ledger and Redis and were mended",
+                    "timers differed between the ledger and Redis and were repaired",
                     shard=shard,
                     redis=drift.redis,
                     ledger=drift.ledger,
