@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from timers.core.model import HistoryEntry, Lease, Status, Timer
     from timers.core.outcome import Done, Fail, Rearm, Retry
     from timers.core.policies import Repeat, RetryPolicy
+    from timers.core.shapes import Action, IfExists, StatusName
     from timers.core.spec import NewTimer, TimerChange
     from timers.errors import *
     from timers.processor import BlockingContext, Context, Processor, processor
@@ -103,8 +104,8 @@ __all__ = [
 ]
 
 _HOMES: Final = (
-    *("errors", "core.calls", "core.outcome", "core.model", "core.policies", "core.answers", "core.spec"),
-    *("processor", "client", "client.actions", "client.feed", "client.fleet"),
+    *("errors", "core.shapes", "core.calls", "core.outcome", "core.model", "core.policies", "core.answers"),
+    *("core.spec", "processor", "client", "client.actions", "client.feed", "client.fleet"),
     *("store.filters", "store.identity", "store.listing", "store.membership", "store.notifications"),
 )
 """Where the names are, those that need least first; the first that has a name is where a type checker finds it, too."""

@@ -13,8 +13,8 @@ from tests.members import announce, declare, declare_at
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.client import Armed, TimerClient, client_over, feed_of
 from timers.client.feed import GAP, LOG_LIMIT, OPEN, Dropped, Feed
-from timers.core.calls import Action
 from timers.core.model import Status
+from timers.core.shapes import Action
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
 from timers.errors import AlreadyExists, InvalidInput, Unavailable

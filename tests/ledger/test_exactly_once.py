@@ -12,8 +12,8 @@ from tests.ledger.charging import charges
 from tests.ledger.killed import Pods
 from tests.members import declare
 from tests.waiting import eventually
-from timers.core.calls import IfExists
 from timers.core.model import Status
+from timers.core.shapes import IfExists
 from timers.ledger import arm
 from timers.ledger.database import Database
 from timers.ledger.schema import inbox, refused

@@ -26,9 +26,9 @@ from timers.cli.shared import (
 from timers.client import BATCH_LIMIT, Armed, TimerClient
 from timers.client.actions import Counts
 from timers.client.fleet import read_story
-from timers.core.calls import Action
 from timers.core.fields import decode
 from timers.core.model import Timer
+from timers.core.shapes import Action
 from timers.core.spec import NewTimer, TimerChange
 from timers.errors import InvalidInput, Refused, TimersError
 from timers.store.filters import Filter

@@ -21,13 +21,13 @@ from pydantic import AfterValidator, ConfigDict, PrivateAttr, StrictBool, WithJs
 from timers.client.planning import REASONS, own_due_ms, refusal
 from timers.core import shapes
 from timers.core.answers import ActionAnswer, RefusedTimer
-from timers.core.calls import Action
 from timers.core.decide import was_skipped
 from timers.core.durations import format_time
 from timers.core.fields import AnyDuration, StrictModel, Time, check_id, check_prefix, is_own
 from timers.core.hooks import ids_of_calls
 from timers.core.limits import Rate
 from timers.core.model import Status, Timer
+from timers.core.shapes import Action
 from timers.core.spec import TimerChange
 from timers.errors import FieldError, InvalidInput, TimersError, Unavailable, shown
 from timers.store.filters import Filter

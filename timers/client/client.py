@@ -34,11 +34,11 @@ from timers.client.planning import (
     refusal,
     tried,
 )
-from timers.core.calls import Action, ChangeFields, Delay, FilterFields, Time, Timers
+from timers.core.calls import ChangeFields, Delay, FilterFields, Time, Timers
 from timers.core.fields import check_callers_prefix, check_id, check_prefix, check_traceparent, is_own
 from timers.core.hooks import CALLS
 from timers.core.model import Status, Timer
-from timers.core.shapes import Durability
+from timers.core.shapes import Action, Durability
 from timers.core.spec import NewTimer, TimerChange
 from timers.embedded import reachable_url
 from timers.errors import InvalidInput, Running, Unavailable

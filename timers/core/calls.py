@@ -7,11 +7,11 @@ The values are checked when they are used; see `core/spec.py`. The names are tho
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, NotRequired, Required, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Generic, NotRequired, Required, TypedDict, TypeVar, Unpack, overload
 
 from timers.core.model import Timer
 from timers.core.policies import Repeat, RetryPolicy
-from timers.core.shapes import Durability
+from timers.core.shapes import BackoffFormula, Durability, IfExists, MissedRule, RepeatMode, StatusName
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -24,16 +24,12 @@ Time = datetime | str | int
 Texts = list[str] | tuple[str, ...]
 """Several strings. Not any sequence, because a string is a sequence of its characters."""
 
-StatusName = Literal["scheduled", "retrying", "running", "completed", "failed", "unhandled", "cancelled"]
-Action = Literal["cancel", "retry", "reschedule", "change", "purge"]
-IfExists = Literal["error", "replace", "keep"]
-
 
 class RetryFields(TypedDict, total=False):
     """A retry policy as in the JSON; see RetryPolicy."""
 
     max_attempts: int
-    backoff: Literal["exponential", "fixed"] | Sequence[Delay]
+    backoff: BackoffFormula | Sequence[Delay]
     base: Delay
     cap: Delay
     jitter: bool
@@ -47,7 +43,7 @@ class RepeatFields(TypedDict, total=False):
     timezone: str
     count: int
     until: Time
-    mode: Literal["fixed_rate", "fixed_delay"]
+    mode: RepeatMode
 
 
 class GraceFields(TypedDict):
@@ -58,7 +54,7 @@ class GraceFields(TypedDict):
 
 Retries = RetryPolicy | RetryFields
 Repeats = Repeat | RepeatFields
-Missed = Literal["fire", "skip", "latest", "all"] | GraceFields
+Missed = MissedRule | GraceFields
 
 
 class _Fields(TypedDict, total=False):

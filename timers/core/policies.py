@@ -3,7 +3,7 @@ run."""
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -23,21 +23,17 @@ from timers.core import shapes
 from timers.core.cron import check_cron, parse_timezone
 from timers.core.durations import Duration, parse_interval, parse_ms, parse_time
 from timers.core.fields import AnyDuration, DurationInput, StrictModel, Time, checked_duration, invalid_input
-from timers.core.shapes import LADDER_LIMIT
+from timers.core.shapes import LADDER_LIMIT, BackoffFormula, MissedRule, RepeatMode
 from timers.errors import FieldError, InvalidInput, shown
 
 IN_TIME_MS: Final = 1000
 """How late a run may start and still count as in time: the sweep interval, which a healthy service never exceeds."""
 
-FOR_REPEATS: Final = ("latest", "all")
-"""The missed policies that say what to do with several occurrences."""
-
-
 _LADDER: Final = TypeAdapter(tuple[AnyDuration, ...], config=ConfigDict(defer_build=True))
 
 
 def _checked_backoff(value: object) -> str | tuple[DurationInput, ...]:
-    if isinstance(value, str) and value in ("exponential", "fixed"):
+    if isinstance(value, str) and value in get_args(BackoffFormula):
         return value
     if not isinstance(value, list | tuple) or not 1 <= len(value) <= LADDER_LIMIT:
         raise InvalidInput.of("", value, f"'exponential', 'fixed' or a list of 1 to {LADDER_LIMIT} durations")
@@ -112,7 +108,7 @@ class Repeat(StrictModel):
     timezone: Zone = "UTC"
     count: StrictInt | None = Field(default=None, ge=1, le=1_000_000_000)
     until: Time | None = None
-    mode: Literal["fixed_rate", "fixed_delay"] = "fixed_rate"
+    mode: RepeatMode = "fixed_rate"
 
     @classmethod
     def _contradictions(cls, given: Mapping[str, Any]) -> list[FieldError]:
@@ -141,7 +137,7 @@ and for repeats `latest` (one run for all that were missed) or `all` (each of th
 
 def check_missed(value: object) -> MissedPolicy:
     """The policy if it is valid; else InvalidInput."""
-    if isinstance(value, str) and value in ("fire", "skip", *FOR_REPEATS):
+    if isinstance(value, str) and value in get_args(MissedRule):
         return value
     if isinstance(value, Mapping) and set(value) == {"grace"}:
         try:

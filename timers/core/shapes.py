@@ -5,7 +5,7 @@ Rules between fields are in `x-rules`, because client generators cannot handle t
 component, so that generators need not invent names; `x-ref` refers to a component.
 """
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from timers.core.durations import MAX_MS, MAX_TIME_MS, NAMED_INTERVALS
 
@@ -14,6 +14,17 @@ Schema = dict[str, Any]
 PREFIX_PATTERN: Final = r"[a-z0-9][a-z0-9_.-]{0,63}"
 ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199}"
 RESERVED_PREFIX: Final = "timers"
+StatusName = Literal["scheduled", "retrying", "running", "completed", "failed", "unhandled", "cancelled"]
+"""What lists and counts know: the statuses of a timer, and `retrying`."""
+
+Action = Literal["cancel", "retry", "reschedule", "change", "purge"]
+IfExists = Literal["error", "replace", "keep"]
+BackoffFormula = Literal["exponential", "fixed"]
+RepeatMode = Literal["fixed_rate", "fixed_delay"]
+MissedRule = Literal["fire", "skip", "latest", "all"]
+FOR_REPEATS: Final = ("latest", "all")
+"""The missed policies that say what to do with several occurrences."""
+
 Durability = Literal["fast", "fsync", "replicated", "ledger"]
 """What a create waits for: only Redis, its disk, its replicas, or the ledger."""
 
@@ -51,8 +62,8 @@ def _text(kind: str, description: str, *examples: str, **more: Any) -> Schema:
     return {"type": "string", "format": kind, "description": description, **shown, **more}
 
 
-STATUS: Final = choice("Status", "scheduled", "running", "completed", "failed", "unhandled", "cancelled")
-_LISTED: Final = choice("ListedStatus", *STATUS["enum"], "retrying")
+STATUS: Final = choice("Status", *(status for status in get_args(StatusName) if status != "retrying"))
+_LISTED: Final = choice("ListedStatus", *get_args(StatusName))
 STATUSES: Final[Schema] = {
     "anyOf": [_LISTED, {"type": "array", "minItems": 1, "items": _LISTED}],
     "description": "one status, or a list of which the timer has one; `retrying` is `scheduled` after a failed attempt",
@@ -131,7 +142,7 @@ ZONE: Final = _text("timer-zone", "an IANA time zone", "Europe/Berlin")
 BACKOFF: Final[Schema] = {
     "x-name": "Backoff",
     "anyOf": [
-        choice("BackoffFormula", "exponential", "fixed"),
+        choice("BackoffFormula", *get_args(BackoffFormula)),
         {"type": "array", "minItems": 1, "maxItems": LADDER_LIMIT, "items": DURATION},
     ],
     "description": "a formula, or a ladder: a list of the waits before each try",
@@ -145,7 +156,7 @@ _GRACE: Final[Schema] = {
 }
 MISSED: Final[Schema] = {
     "x-name": "Missed",
-    "anyOf": [choice("MissedPolicy", "fire", "skip", "latest", "all"), _GRACE],
+    "anyOf": [choice("MissedPolicy", *get_args(MissedRule)), _GRACE],
     "examples": ["fire"],
     "description": "what to do if the timer could not run in time; `latest` and `all` only for repeats",
 }
@@ -202,7 +213,7 @@ ONE_DUE_TIME: Final[Schema] = {
 """Exactly one of delay and due_at, or neither with a ladder or a cron."""
 
 LATEST_AND_ALL_ARE_FOR_REPEATS: Final[Schema] = {
-    "anyOf": [{"properties": {"missed": {"not": {"enum": ["latest", "all"]}}}}, _only(repeat={"type": "object"})]
+    "anyOf": [{"properties": {"missed": {"not": {"enum": [*FOR_REPEATS]}}}}, _only(repeat={"type": "object"})]
 }
 
 WISHES_EXAMPLE: Final[Schema] = {"delay": "24h", "payload": {"email": "ada@example.org"}, "tags": ["vip"]}

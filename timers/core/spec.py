@@ -23,7 +23,8 @@ from timers.core.fields import (
     decode,
     encode,
 )
-from timers.core.policies import FOR_REPEATS, MissedInput, Repeat, RetryPolicy
+from timers.core.policies import MissedInput, Repeat, RetryPolicy
+from timers.core.shapes import FOR_REPEATS
 from timers.errors import FieldError, InvalidInput, both, shown
 
 PAYLOAD_LIMIT_BYTES: Final = 64 * 1024
@@ -165,7 +166,7 @@ class NewTimer(PutTimer):
 
     prefix: CallersPrefix
     id: Id | None = None
-    if_exists: Literal["error", "replace", "keep"] = "error"
+    if_exists: shapes.IfExists = "error"
 
 
 def _plans_itself(given: Mapping[str, Any]) -> bool:
