@@ -297,7 +297,7 @@ class Settings(BaseModel):
         fields = ("lease_ms", "retention_ms", "retention_failed_ms", "edit_lock_ms", "adopt_every_ms")
         given = {field: getattr(self, field) for field in fields}
         reported = {
-            _setting_name(field): LENGTHLESS[field] if value is None else str(Duration(ms=value))
+            _setting_name(field): LENGTHLESS[field] if value is None else str(Duration.of_ms(value))
             for field, value in given.items()
         }
         reported[_setting_name("durability")] = self.durability or ("fast" if self.ledger_url is None else "ledger")

@@ -62,7 +62,7 @@ def people_see_who_serves_what(command: Start) -> None:
     assert {name: shown[name]["processor"] for name in WHOSE} == WHOSE
     assert (shown["send-message-vip-24h"]["pods"], shown["log-x"]["pods"]) == (["two"], ["one"])
     checks = {check["check"]: check for check in command("doctor", "-o", "json").end().json}
-    assert checks["settings"]["said"] == "TIMERS_RETENTION: 24h on two and 336h on one"
+    assert checks["settings"]["said"] == "TIMERS_RETENTION: 14d on one and 1d on two"
     refused = command("prefixes", "forget", "send-message-vip").end().refusal()
     assert "declared by the live pods two" in refused
 
