@@ -96,8 +96,8 @@ class HealthRoutes:
         if self._partly:
             waits.append(self._partly.partition(":")[0] if visible is not None else self._partly)
         waits += self._ledger_warnings(health, anonymous=visible is not None)
-        is_so = [FULL] if is_full else []
-        warnings = [*is_so, *unacknowledged(self._store), *unserved.warnings(visible), *waits]
+        full = [FULL] if is_full else []
+        warnings = [*full, *unacknowledged(self._store), *unserved.warnings(visible), *waits]
         state = {"ready": not problems, **state, "warnings": warnings, "problems": problems}
         if problems:
             return problem(HTTP_PROBLEMS[503], "; ".join(problems), **state)

@@ -169,7 +169,7 @@ def main() -> None:
     except InvalidInput as error:
         _fail("; ".join(str(_as_option(field)) for field in error.errors), 2)
     except (TimersError, OSError) as error:  # such as a full disk that takes no more of an export
-        _fail(str(error), 1)
+        _fail(str(error) or repr(error), 1)
 
 
 def _as_option(error: FieldError) -> FieldError:
