@@ -57,12 +57,12 @@ async def test_a_list_is_in_the_order_of_due_times_over_all_shards(four: Store, 
 
 
 async def test_what_comes_and_goes_between_two_pages_leaves_the_rest_in_place_over_all_shards(four: Store) -> None:
-    names = [f"user-{i:02}" for i in range(40)]
-    await four.arm([arming(name, due=f"+{3_600_000 + 1000 * i}") for i, name in enumerate(names)])
+    names, hour_ms = [f"user-{i:02}" for i in range(40)], await four.now_ms() + 3_600_000
+    await four.arm([arming(name, due=f"@{hour_ms + 1000 * i}") for i, name in enumerate(names)])
     first = await read_page(four, Filter(), limit=20)
     await four.cancel(PREFIX, names[19], purge=True)
     await four.cancel(PREFIX, names[25], purge=True)
-    await four.arm([arming("before", due="+60000"), arming("behind", due=f"+{3_600_000 + 30_500}")])
+    await four.arm([arming("before", due="+60000"), arming("behind", due=f"@{hour_ms + 30_500}")])
     second = await read_page(four, Filter(), limit=50, cursor=first.next_cursor)
     rest = [*names[20:25], *names[26:31], "behind", *names[31:]]
     assert [timer.id for timer in second.items] == rest
