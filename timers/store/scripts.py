@@ -68,11 +68,18 @@ def source(name: str) -> str:
     folder = files("timers") / (room or "store") / "lua"
     flags, _, rest = (folder / f"{script}.lua").read_text().partition("\n")
     common = (files("timers.store") / "lua" / "common.lua").read_text()
-    code = _used(common, rest)
+    code = _framed(common, rest)
     if "no-writes" not in flags:
         commands = ", ".join(f"'{command}'" for command in sorted(set(_COMMAND.findall(code)) - _ASKED_FOR_NO_RIGHT))
-        code = _used(common, f"demand({commands})\n{rest}")
+        code = _framed(common, f"demand({commands})\n{rest}")
     return f"{flags}\n{code}"
+
+
+def _framed(common: str, rest: str) -> str:
+    """The rest of a script with what it uses of the common part. All but the base stands in one function: there a
+    function gets what it uses of the base by copying a pointer, where Lua would search a list for each."""
+    base, _, further = common.partition("\n---\n")
+    return _used(base, f"local function body()\n{_used(further, rest)}\nend\nreturn body()\n")
 
 
 def _used(common: str, rest: str) -> str:

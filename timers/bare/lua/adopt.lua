@@ -7,7 +7,7 @@ if not carries(epoch) then return {now_text, 'foreign'} end
 local function adopt(prefix, id, known, deadline, spec)
   local member = member_of(prefix, id)
   if known_deadline(member) ~= tonumber(known) or tonumber(deadline) <= now then return 'stale' end
-  local r, _, newer = read_or_clear(prefix, id)
+  local r, _, newer = read_or_clear(prefix, id, member)
   if newer then return 'newer' end
   if r and r.status == 'r' then
     call('ZREM', root .. 'bare', member)

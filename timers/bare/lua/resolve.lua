@@ -40,7 +40,7 @@ end
 -- Whoever may PUBLISH can forge an expiry. So it may start a new timer, but not change one that was armed otherwise.
 local function heard(prefix, id, member, times, since)
   if known_deadline(member) then return 'look' end
-  local r, _, newer = read_or_clear(prefix, id)
+  local r, _, newer = read_or_clear(prefix, id, member)
   if newer then return 'newer' end
   if r and r.waits then  -- its entry is lost
     call('ZADD', root .. 'bare', text(r.due), member)
@@ -64,7 +64,7 @@ end
 
 local function looked(prefix, id, member, deadline, found, spec)
   if known_deadline(member) ~= deadline then return 'stale' end
-  local r, raw, newer = read_or_clear(prefix, id)
+  local r, raw, newer = read_or_clear(prefix, id, member)
   if newer then return 'newer' end
   if raw and not r then
     call('ZREM', root .. 'bare', member)

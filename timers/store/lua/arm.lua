@@ -9,7 +9,7 @@ local function arm(prefix, id, if_exists, due, said, body)
   local created
   due, created = due_of(due)
   local member = member_of(prefix, id)
-  local r, raw, newer = read_or_clear(prefix, id)
+  local r, raw, newer = read_or_clear(prefix, id, member)
   if newer then return 'newer', raw end
   -- A row of the ledger's inbox is taken again if its pod dies before it deletes the row; it arms its timer once.
   local row = said ~= 'replaced' and string.match(said, '^replaced inbox (%S+)$')
@@ -18,12 +18,11 @@ local function arm(prefix, id, if_exists, due, said, body)
   if r and if_exists == 'error' then return 'exists', raw end
   if r and r.status == 'r' then return 'running', raw end
   if r and locked(r, edit_lock) then return 'locked', raw end
-  if room and not (r and r.status == 's') then
-    if room < 1 then return 'full', raw or '' end
-  end
+  local takes_room = room and not (r and r.status == 's')
+  if takes_room and room < 1 then return 'full', raw or '' end
   local refusal = set_trigger(prefix, id, due)
   if refusal then return 'rights', refusal end
-  if room and not (r and r.status == 's') then room = room - 1 end
+  if takes_room then room = room - 1 end
   if r then leave(prefix, id, r) end
   enqueue(prefix, id, due)
   if row then call('HSET', root .. 'inbox', row, now_text) end

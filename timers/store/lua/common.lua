@@ -51,6 +51,8 @@ local now_us = time[1] * 1000000 + time[2]
 local function text(number) return string.format('%d', number) end
 local now_text = text(now)
 
+---
+
 -- Whether the shard belongs to the db that the caller knows. A script that makes a new timer asks this first: if the db was
 -- emptied and made again with another number of shards, the timer belongs to another shard.
 local function carries(epoch) return redis.pcall('GET', root .. 'epoch') == epoch end
@@ -405,26 +407,34 @@ local function take_lease(member, pod, token, lease_ms)
   return true
 end
 
+-- The ordinal of the last entry of a millisecond, given as text; -1 if it has none, which is asked first because that costs less.
+local function last_ordinal(queue, at)
+  local upto = at .. '.9995'
+  if call('ZCOUNT', queue, at, upto) == 0 then return -1 end
+  local last = call('ZREVRANGEBYSCORE', queue, upto, at, 'WITHSCORES', 'LIMIT', '0', '1')[2]
+  return math.min(math.floor((last - at) * ORDINALS + 0.5), ORDINALS - 2)
+end
+
 -- Put a timer into the due index, behind all others of the same millisecond. The entries of a queue are written together, by
 -- `flush`.
 local entries = {}
 local function enqueue(prefix, id, due)
   local queue = entries[prefix]
   if not queue then
-    queue = {first = math.huge, last = {}}
+    queue = {key = queue_key(prefix), first = math.huge, last = {}}
     entries[prefix] = queue
   end
-  local ordinal = queue.last[due]
+  local ordinal, at = queue.last[due], nil
   if not ordinal then
-    local last = call('ZREVRANGEBYSCORE', queue_key(prefix), '(' .. text(due + 1), text(due), 'WITHSCORES', 'LIMIT', '0', '1')[2]
-    ordinal = last and math.min(math.floor((last - due) * ORDINALS + 0.5), ORDINALS - 2) or -1
+    at = text(due)
+    ordinal = last_ordinal(queue.key, at)
     queue.first = math.min(queue.first, due + (ordinal + 1) / ORDINALS)
   end
   ordinal = math.min(ordinal + 1, ORDINALS - 1)
   queue.last[due] = ordinal
   local n = #queue
   -- Four digits tell the fractions apart: at these times a double next to them is the fraction itself.
-  queue[n + 1] = ordinal == 0 and text(due) or string.format('%d.%04d', due, ordinal / ORDINALS * 10000)
+  queue[n + 1] = ordinal == 0 and at or string.format('%d.%04d', due, ordinal / ORDINALS * 10000)
   queue[n + 2] = id
 end
 
@@ -433,7 +443,7 @@ local function flush(prefix)
   if not queue then return end
   entries[prefix] = nil
   -- An entry that is there already belongs to a lost record and is still counted.
-  local known = #queue / 2 - call('ZADD', queue_key(prefix), unpack(queue))
+  local known = #queue / 2 - call('ZADD', queue.key, unpack(queue))
   if known > 0 then count('s', prefix, -known) end
   call('ZADD', heads_key(prefix), 'LT', string.format('%.17g', queue.first), prefix)
 end
@@ -553,7 +563,7 @@ local function leave_out(prefix, id, trouble, raw, newer, bad)
 end
 
 -- The record of a timer to be armed anew, how it is stored, and whether it has a newer format.
-local function read_or_clear(prefix, id)
-  local r, trouble, raw = read(member_of(prefix, id))
+local function read_or_clear(prefix, id, member)
+  local r, trouble, raw = read(member)
   return r, raw, raw and not r and set_aside(prefix, id, trouble, raw)
 end
