@@ -55,7 +55,7 @@ class Scripts(ABC):
         return self.execute("EVAL", *arguments)
 
     @abstractmethod
-    async def execute(self, *command: str | int | bytes) -> Any:
+    def execute(self, *command: str | int | bytes) -> Awaitable[Any]:
         """Send a command and return its answer."""
 
     @abstractmethod
@@ -74,12 +74,13 @@ class ScriptConnection(Scripts):
         self._wire: _RedisProtocol | None = None
         self._opening: asyncio.Task[_RedisProtocol] | None = None
 
-    async def execute(self, *command: str | int | bytes) -> Any:
+    def execute(self, *command: str | int | bytes) -> Awaitable[Any]:
         """See Scripts."""
         wire = self._wire
-        if wire is None or not wire.is_open:
-            wire = await self._opened()
-        return await wire.ask(command)
+        return wire.ask(command) if wire is not None and wire.is_open else self._execute_anew(command)
+
+    async def _execute_anew(self, command: Command) -> Any:
+        return await (await self._opened()).ask(command)
 
     async def together(self, commands: Sequence[Command]) -> list[Any]:
         """The answers to commands that are sent one right behind the other. Errors, also of the connection, are among
