@@ -10,7 +10,7 @@ from tests.bench.peers.adapters import orders
 from tests.bench.peers.adapters.orders import CHUNK, KEEP, SURE, URL, Job, Order, one_by_one_awaited, record, run, tick
 from tests.bench.pod import RETENTION_MS, serve
 from tests.members import declare
-from timers import Context, NewTimer, Timer, processor
+from timers import Context, Timer, processor
 from timers.app import collect_garbage_rarely
 from timers.client import client_over, open_store
 from timers.logs import configure
@@ -51,7 +51,7 @@ async def arm(order: Order) -> float:
             await client.create(prefix, job.id, due_at=int(job.due_ms))
 
         async def batch(jobs: list[Job]) -> None:
-            results = await client.batch([NewTimer(prefix=prefix, id=job.id, due_at=int(job.due_ms)) for job in jobs])
+            results = await client.batch([{"prefix": prefix, "id": job.id, "due_at": int(job.due_ms)} for job in jobs])
             if refused := [result for result in results if isinstance(result, Exception)]:
                 raise refused[0]
 
