@@ -100,6 +100,31 @@ async def test_an_attempt_that_all_have_given_up_fails_without_a_word() -> None:
     assert complaints == []
 
 
+async def test_who_waits_for_a_connection_that_is_closed_is_not_cancelled() -> None:
+    """As to a node that a cluster no longer names. A service that waited ended as if it had cancelled itself."""
+    came = asyncio.Semaphore(0)
+
+    async def keep_waiting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.release()
+        await reader.read()
+        writer.close()
+        came.release()
+
+    silent = await asyncio.start_server(keep_waiting, "127.0.0.1", 0)
+    node = connect(f"redis://timers:secret@127.0.0.1:{silent.sockets[0].getsockname()[1]}")
+    asked = asyncio.create_task(echoed(node.scripts, "a"))
+    written = asyncio.create_task(node.durable("replicated").write([("EVAL", ECHO, 0, "a")]))
+    for _ in range(2):
+        await came.acquire()
+    await node.close()
+    for waiting in (asked, written):
+        with pytest.raises(ConnectionError):
+            await waiting
+    for _ in range(2):
+        await came.acquire()
+    silent.close()
+
+
 async def test_an_error_is_an_answer_and_stops_nothing(redis: Redis, connection: ScriptConnection) -> None:
     await echoed(connection, "a")
     before = await clients(redis)

@@ -22,7 +22,7 @@ from redis.exceptions import (
 from timers.errors import ConfigurationError
 from timers.setting_values import check_redis_url
 from timers.store import keys
-from timers.store.servers.durability import WAIT_MS, Command, DurableWriter, WaitLevel, Writer
+from timers.store.servers.durability import CLOSED, WAIT_MS, Command, DurableWriter, WaitLevel, Writer
 
 ANSWER_TIMEOUT_SECONDS: Final = 5.0
 POOL_SIZE: Final = 32
@@ -102,8 +102,11 @@ class ScriptConnection(Scripts):
         try:
             async with asyncio.timeout(self._answer_s):
                 await self._connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
-        except BaseException:
+        except BaseException as error:
             await self._connection.disconnect(nowait=True)
+            if isinstance(error, asyncio.CancelledError):
+                # By `aclose`. Whoever waits for the connection was not cancelled, and must not look so.
+                raise ConnectionError(CLOSED) from None
             raise
         self._wire = _RedisProtocol(self._connection._writer.transport, self._answer_s)  # type: ignore[union-attr]
         return self._wire

@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from redis.exceptions import ResponseError
+from redis.exceptions import (
+    ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
+    ResponseError,
+)
 
 from timers.logs import get_logger
 
@@ -30,6 +33,8 @@ REMEMBERED_SECONDS: Final = 600
 """For how long a replica that is gone still counts. It may be promoted meanwhile."""
 
 Command = tuple[str | int | bytes, ...]
+
+CLOSED: Final = "the connection was closed meanwhile"
 
 _REPLICA: Final = re.compile(rb"^slave\d+:(.*)\r?$", re.MULTILINE)
 _VERSION: Final = re.compile(rb"^(redis|valkey|dragonfly)_version:([\d.]+)", re.MULTILINE)
@@ -232,7 +237,7 @@ class DurableWriter(Writer):
             some, self._waiting = [*some, *self._waiting], []
             for each in some:
                 if not each.answer.done():
-                    each.answer.set_exception(error) if isinstance(error, Exception) else each.answer.cancel()
+                    each.answer.set_exception(error if isinstance(error, Exception) else ConnectionError(CLOSED))
             if not isinstance(error, Exception):
                 raise
 
