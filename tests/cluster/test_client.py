@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from redis.exceptions import (
+    ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
+)
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from tests.clusters import Cluster
 from tests.servers import free_port, start_server
-from tests.waiting import eventually, patient
+from tests.waiting import DEADLINE_SECONDS, eventually, patient
 from timers.client.opening import open_store
 from timers.core.model import Status
 from timers.errors import ConfigurationError, Unavailable
@@ -156,6 +159,30 @@ async def test_a_node_that_is_away_fails_only_what_it_has(store: Store, cluster:
 
     await eventually(is_back, "the replica has taken over")
     assert (await queries.counts(store))["log"][Status.SCHEDULED] == 200
+
+
+async def test_nobody_waits_for_a_primary_that_another_has_replaced(cluster: Cluster) -> None:
+    """Not even for the first one of the URL. When it wakes it carries out what it was sent, as if nothing had been."""
+    hung = await cluster.owner(ROOT)
+    url = f"redis+cluster://{','.join([hung.name, *(node.name for node in cluster.nodes if node is not hung)])}"
+    connections = connect(url, answer_timeout_seconds=DEADLINE_SECONDS)
+    await connections.commands.get(ROOT)
+    replica = await cluster.replica_of(hung)
+    hung.hang()
+    pipeline = connections.commands.pipeline(transaction=False)
+    pipeline.incr(f"{ROOT}times")
+    waiting = (
+        connections.scripts.eval(COUNT, 1, ROOT),
+        connections.commands.eval(COUNT, 1, ROOT),
+        pipeline.execute(),
+        connections.durable("replicated").write([("EVAL", COUNT, 1, ROOT)]),
+    )
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [ConnectionError] * 4
+    assert (await replica.ask("ROLE"))[0] == "master"
+    hung.go_on()
+    assert await connections.scripts.eval(COUNT, 1, ROOT) == 1
+    await connections.close()
 
 
 async def test_the_form_of_the_url_is_said_where_it_does_not_fit(cluster: Cluster, tmp_path: Path) -> None:

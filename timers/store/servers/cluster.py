@@ -275,7 +275,7 @@ class ClusterPipeline(Pipeline):
         asked: Any = node.commands.pipeline(transaction=False)
         for args, options in commands:
             asked.execute_command(*args, **options)
-        answers = await _error_or(asked.execute(raise_on_error=False))
+        answers = await _error_or(self._slots.answer(asked.execute(raise_on_error=False)))
         if isinstance(answers, Exception):
             self._slots.doubt()
             return [answers] * len(commands)

@@ -31,6 +31,9 @@ REFRESH_SECONDS: Final = 1.0
 DOUBT_SECONDS: Final = 0.1
 """How often it is asked while a node is away or slots move."""
 
+HANGS_SECONDS: Final = 0.5
+"""After this time without an answer to a command its node may hang."""
+
 ASK_SECONDS: Final = 1.0
 """After this time without an answer another node is asked too."""
 
@@ -96,7 +99,7 @@ class Slots:
             await self.look()
             node = self.owner(key)
             try:
-                return await ask(node)
+                return await self.answer(ask(node))
             except MovedError as error:
                 self.moved(error, node)
             except (AskError, TryAgainError):
@@ -106,6 +109,23 @@ class Slots:
                 raise
             await asyncio.sleep(pause)
         raise TryAgainError(f"hash slot {slot_of(key)} is being moved to another node of the cluster")
+
+    async def answer(self, asked: Awaitable[T]) -> T:
+        """The answer of a node. While it keeps us waiting, the cluster is asked again and again: once another has taken
+        its place, nobody may wait any longer. When it wakes it would carry out what it was sent, as if it were still
+        the primary."""
+        loop = asyncio.get_running_loop()
+
+        def worry() -> None:
+            nonlocal timer
+            self.doubt()
+            timer = loop.call_later(DOUBT_SECONDS, worry)
+
+        timer = loop.call_later(HANGS_SECONDS, worry)
+        try:
+            return await asked
+        finally:
+            timer.cancel()
 
     async def look(self) -> None:
         """Have asked the cluster before the first command, and see to it that it is asked while there are more. Raises
@@ -212,8 +232,7 @@ class Slots:
         self._owners = owners
         self._addresses = list(known)
         for address in self._nodes.keys() - known.keys():
-            if self._nodes[address] is not self.seed:
-                await self._nodes[address].close()  # kept, because whoever still has it may open it again
+            await self._nodes[address].close()  # kept, because whoever still has it may open it again
 
 
 def _pauses() -> Iterator[float]:
