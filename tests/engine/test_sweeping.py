@@ -146,6 +146,16 @@ async def test_each_rank_gives_the_one_before_it_time_to_touch(rig: _Rig) -> Non
     assert await rig.poll() == ms(300 + 3 * STAGGER_MS)
 
 
+async def test_a_server_whose_clock_nobody_has_read_is_asked_whoever_else_asks_it(rig: _Rig) -> None:
+    """As that of shards whose node had the db's own keys, too, until these moved: pods slept not, asked not, and stood
+    still."""
+    rig.peers.own_rank = 1
+    rig.sweeper.heard(0)
+    assert rig.one.another_pod_polls()
+    rig.store.clock = rig.store.clock.like()
+    assert not rig.one.another_pod_polls()
+
+
 async def test_what_is_due_is_looked_at_again_when_it_would_be_overdue(rig: _Rig) -> None:
     rig.store.due = {"note": NOW_MS - 1}
     assert await rig.poll() == ms(options_of().grace_ms)

@@ -31,6 +31,17 @@ def test_before_the_first_reading_nothing_is_known(clock: ServerClock) -> None:
     assert not clock.known
 
 
+def test_a_server_that_has_not_been_read_is_taken_to_be_in_step(pod: Pod, clock: ServerClock) -> None:
+    clock.observe(SERVER_MS, sent=100.0, received=100.0)
+    other = clock.like()
+    pod.at += 7
+    assert not other.known
+    assert other.now_ms() == pytest.approx(SERVER_MS + 7000.5)
+    other.observe(SERVER_MS + 9000, sent=106.0, received=107.0)
+    assert other.known
+    assert other.now_ms() == pytest.approx(SERVER_MS + 9500.5)
+
+
 def test_a_reading_is_taken_for_the_middle_of_its_round_trip(pod: Pod, clock: ServerClock) -> None:
     clock.observe(SERVER_MS, sent=99.9, received=100.1)
     assert clock.known

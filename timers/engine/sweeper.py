@@ -110,11 +110,10 @@ class ShardSweep:
 
     def another_pod_polls(self) -> bool:
         """True if an event since the due time shows that another pod touches. Trust that pod for a while."""
-        rank = self._all.peers.rank(self._shard)
-        if self._everything or not self._all.receives_events(self._shard) or rank == 0:
+        rank, clock = self._all.peers.rank(self._shard), self._all.pod.store.clock_of(self._shard)
+        if self._everything or not (clock.known and self._all.receives_events(self._shard)) or rank == 0:
             return False
-        trust_ms = TRUST_MS * rank
-        now_ms = self._all.pod.store.clock_of(self._shard).now_ms()
+        trust_ms, now_ms = TRUST_MS * rank, clock.now_ms()
         if self.heard_ms < now_ms - trust_ms or self._polled_ms < now_ms - trust_ms:
             return False
         self.next_poll_ms = self._polled_ms + trust_ms

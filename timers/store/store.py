@@ -141,7 +141,11 @@ class Store:
             return self.clock
         node_of = self.connections.node_of
         node = node_of(where if isinstance(where, str) else keys.root(where))
-        return self.clock if node is node_of(keys.META) else self._clocks.setdefault(node, ServerClock())
+        if node is node_of(keys.META):
+            return self.clock
+        if node not in self._clocks:
+            self._clocks[node] = self.clock.like()
+        return self._clocks[node]
 
     async def now_ms(self) -> int:
         """Ask the server for its time."""
