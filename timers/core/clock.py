@@ -43,7 +43,7 @@ class ServerClock:
             self._offset_ms, self._error_ms, self._read_at = offset_ms, error_ms, received
 
     def like(self) -> "ServerClock":
-        """The clock of another server that has not been read yet: until then it is taken to be in step with this one."""
+        """The clock of another server that was not read yet: until then it is taken to be in step with this one."""
         clock = ServerClock(self._monotonic)
         clock._offset_ms = self._offset_ms
         return clock

@@ -193,7 +193,8 @@ class Slots:
                     asked[asyncio.create_task(self._said_at(address))] = address
                 if not asked:
                     break
-                seconds = ASK_SECONDS if address or said else None
+                # Who knows nothing better yet is asked again soon, so nobody waits long for those that hang.
+                seconds = DOUBT_SECONDS if said else ASK_SECONDS if address else None
                 done, _ = await asyncio.wait(asked, timeout=seconds, return_when="FIRST_COMPLETED")
                 if not (done or address):
                     break
