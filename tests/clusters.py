@@ -68,6 +68,28 @@ class Node(OwnServer):
             await redis.execute_command("WAIT", replicas, 0)
 
 
+async def move_key_by_key(slot: int, source: Node, target: Node) -> None:
+    """As `redis-cli --cluster reshard`: scripts on a slot that is open are refused."""
+    await target.ask("CLUSTER SETSLOT", slot, "IMPORTING", await source.ask("CLUSTER MYID"))
+    await source.ask("CLUSTER SETSLOT", slot, "MIGRATING", await target.ask("CLUSTER MYID"))
+    while names := await source.ask("CLUSTER GETKEYSINSLOT", slot, 10):
+        await source.ask("MIGRATE", HOST, target.port, "", 0, 10_000, "KEYS", *names)
+    for node in (target, source):
+        await node.ask("CLUSTER SETSLOT", slot, "NODE", await target.ask("CLUSTER MYID"))
+
+
+async def move_at_once(slot: int, source: Node, target: Node) -> None:
+    """As Valkey 9 moves slots: all of it changes hands in one moment."""
+    await source.ask("CLUSTER MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", await target.ask("CLUSTER MYID"))
+
+    async def is_there() -> bool:
+        return not await source.ask("CLUSTER COUNTKEYSINSLOT", slot) and bool(
+            await target.ask("CLUSTER COUNTKEYSINSLOT", slot)
+        )
+
+    await eventually(is_there, "the slot has moved")
+
+
 class Cluster:
     """Primaries with one replica each, or with none."""
 

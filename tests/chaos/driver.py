@@ -19,7 +19,7 @@ _ARMED_PER_S: Final = 8_000
 """A cautious guess, so that a large number of timers is armed before the first of them is due."""
 
 NOT_COVERED: Final = (
-    "loss of the server's data, partitions of single pods, clock steps, clusters, "
+    "loss of the server's data, partitions of single pods, clock steps, "
     "changes of bare keys, lateness beyond its figures"
 )
 

@@ -35,8 +35,9 @@ async def by_status(redis: Redis) -> dict[str, int]:
     """The service's count of the chaos timers in each status, by the status letter."""
     found = Counter[str]()
     for shard in range(int(await redis.hget("timers:meta", "shards") or 1)):
-        for field, number in (await redis.hgetall(f"timers:{{{shard}}}:counts")).items():
-            letter, prefix = str(field).split(" ", 1)
+        counts: dict[bytes, bytes] = await redis.hgetall(f"timers:{{{shard}}}:counts")  # type: ignore[assignment]
+        for field, number in counts.items():
+            letter, prefix = field.decode().split(" ", 1)
             found[letter] += int(number) if prefix in (PREFIX, SERIAL) else 0
     return found
 
@@ -55,7 +56,7 @@ async def drained(redis: Redis, *, timeout_s: float) -> None:
 async def final_counts(redis: Redis) -> Counts:
     """The service's counts, and the keys that belong to nothing."""
     found = await by_status(redis)
-    keys = sorted([str(key) async for key in redis.scan_iter(count=1000)])
+    keys = sorted([key.decode() async for key in redis.scan_iter(count=1000)])
     return Counts(
         finished=sum(found.get(letter, 0) for letter in "cfu"),
         cancelled=found.get("x", 0),

@@ -75,8 +75,8 @@ async def told(redis: Redis, *, timeout_s: float) -> None:
 
     async def all_told() -> bool:
         for shard in range(int(await redis.hget("timers:meta", "shards") or 1)):
-            letters = {str(field)[0] for field in await redis.hkeys(f"timers:{{{shard}}}:counts")}
-            if letters & {"s", "r"} or await redis.xlen(f"timers:{{{shard}}}:outbox"):
+            counted = await redis.hkeys(f"timers:{{{shard}}}:counts")
+            if any(field[:1] in (b"s", b"r") for field in counted) or await redis.xlen(f"timers:{{{shard}}}:outbox"):
                 return False
         return True
 

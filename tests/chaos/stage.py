@@ -18,7 +18,7 @@ from tests.chaos.findings import Report
 from tests.chaos.hooks import LOOPBACK, Receiver, existing, told
 from tests.chaos.over_http import HttpClient
 from tests.chaos.pods import Pods, until
-from tests.chaos.primaries import Primaries
+from tests.chaos.primaries import Primaries, Sharded, Watched
 from tests.chaos.processors import MAX_ATTEMPTS, PREFIX
 from tests.chaos.proxy import Proxy
 from tests.chaos.server import Server
@@ -40,8 +40,8 @@ Ledger = Literal["", "sqlite", "postgresql"]
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a stage needs besides a server and pods: further server arguments, a drain timeout, a proxy between pods,
-    client and server, an API on each pod, a receiver of hooks, a number of shards, a ledger, Sentinels that watch
-    over a server with two replicas."""
+    client and server, an API on each pod, a receiver of hooks, a number of shards, a ledger, and what the server is:
+    one, one with replicas behind Sentinels, or a cluster."""
 
     server_options: tuple[str, ...] = ()
     drain_timeout_ms: int = 25_000
@@ -50,7 +50,7 @@ class Needs:
     hooks: bool = False
     shards: int = 1
     ledger: Ledger = ""
-    sentinels: bool = False
+    server: type[Server | Watched | Sharded] = Server
 
 
 NOTHING: Final = Needs()
@@ -76,7 +76,7 @@ class Stage:
 
     @property
     def alone(self) -> Server:
-        """The server, which is not behind Sentinels."""
+        """The server, which has no replicas."""
         assert isinstance(self.server, Server)
         return self.server
 
@@ -132,12 +132,11 @@ async def stage(
     async with AsyncExitStack() as ends:
         witness = Witness(lines, "driver")
         ends.callback(witness.close)
-        started = await (Primaries if needs.sentinels else Server).start(family, directory, needs.server_options)
+        started = await needs.server.start(family, directory, needs.server_options)
         server: Server | Primaries = await ends.enter_async_context(started)
         direct = connect(patient(server.url))
         ends.push_async_callback(direct.close)
         redis = direct.commands
-        redis.connection_pool.connection_kwargs["decode_responses"] = True
         proxy = await ends.enter_async_context(Proxy(server.url)) if needs.proxy else None
         url = proxy.url if proxy else server.url
         ledger = await _ledger(directory, needs.ledger) if needs.ledger else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.chaos import faults, server_faults
-from tests.chaos.primaries import HOWS, Primaries
+from tests.chaos.primaries import HOWS, Primaries, Sharded, Watched
 from tests.chaos.stage import NOTHING, Needs, Stage
 
 Make = Callable[[Stage, random.Random], Awaitable[None]]
@@ -191,6 +191,15 @@ async def _fail_over(on: Stage, rng: random.Random) -> None:
     await on.pods.healed()
 
 
+_SHARDS: Final = 12
+"""Four for each primary of a cluster."""
+
+
+async def _reshard(on: Stage, rng: random.Random) -> None:
+    assert isinstance(on.server, Sharded)
+    await on.server.reshard(on.witness, _SHARDS, rng)
+
+
 LEDGER_TROUBLES: Final = ("flushalls", "emptied", "older", "lost")
 """Those that only a ledger survives."""
 
@@ -207,7 +216,9 @@ TROUBLES: Final[Mapping[str, Trouble]] = {
     "flushes": Trouble(_forget, times=100),
     "hangups": Trouble(_hang_up, times=40),
     "losses": Trouble(_lose, times=100, needs=Needs(proxy=True)),
-    "failovers": Trouble(_fail_over, spread_s=60.0, times=5, needs=Needs(sentinels=True)),
+    "failovers": Trouble(_fail_over, spread_s=60.0, times=5, needs=Needs(server=Watched)),
+    "primaries": Trouble(_fail_over, spread_s=60.0, times=5, needs=Needs(server=Sharded, shards=_SHARDS)),
+    "reshards": Trouble(_reshard, times=10, needs=Needs(server=Sharded, shards=_SHARDS)),
     "flushalls": Trouble(_flush, timers=4_000, times=5),
     "emptied": Trouble(_start_empty, timers=4_000, times=5),
     "older": Trouble(_go_back, timers=4_000, times=4),

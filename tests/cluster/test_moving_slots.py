@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from tests.clusters import HOST, Node
+from tests.clusters import Node, move_at_once, move_key_by_key
 from tests.conftest import SharedServers
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.waiting import eventually
@@ -27,32 +27,10 @@ KEPT = 150
 Move = Callable[[int, Node, Node], Awaitable[None]]
 
 
-async def key_by_key(slot: int, source: Node, target: Node) -> None:
-    """As `redis-cli --cluster reshard`: scripts on a slot that is open are refused."""
-    await target.ask("CLUSTER SETSLOT", slot, "IMPORTING", await source.ask("CLUSTER MYID"))
-    await source.ask("CLUSTER SETSLOT", slot, "MIGRATING", await target.ask("CLUSTER MYID"))
-    while names := await source.ask("CLUSTER GETKEYSINSLOT", slot, 10):
-        await source.ask("MIGRATE", HOST, target.port, "", 0, 10_000, "KEYS", *names)
-    for node in (target, source):
-        await node.ask("CLUSTER SETSLOT", slot, "NODE", await target.ask("CLUSTER MYID"))
-
-
-async def at_once(slot: int, source: Node, target: Node) -> None:
-    """As Valkey 9 moves slots: all of it changes hands in one moment."""
-    await source.ask("CLUSTER MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", await target.ask("CLUSTER MYID"))
-
-    async def is_there() -> bool:
-        return not await source.ask("CLUSTER COUNTKEYSINSLOT", slot) and bool(
-            await target.ask("CLUSTER COUNTKEYSINSLOT", slot)
-        )
-
-    await eventually(is_there, "the slot has moved")
-
-
 MOVES: dict[str, tuple[Family, Move]] = {
-    "key by key on Redis": ("redis", key_by_key),
-    "key by key on Valkey": ("valkey", key_by_key),
-    "at once on Valkey": ("valkey", at_once),
+    "key by key on Redis": ("redis", move_key_by_key),
+    "key by key on Valkey": ("valkey", move_key_by_key),
+    "at once on Valkey": ("valkey", move_at_once),
 }
 
 
