@@ -17,7 +17,8 @@ from tests import postgres
 from tests.certificates import trust_no_strangers
 from tests.clusters import Cluster
 from tests.sentinels import Sentinels
-from tests.servers import FAMILIES, FORGETFUL, Kind, ServerHandle, start_kind
+from tests.servers import FAMILIES, FORGETFUL, KINDS, Kind, ServerHandle, start_kind
+from tests.topologies import ONE_SERVER, TOPOLOGIES, Place, Topology, empty, reach_all_primaries
 from timers.embedded import Family
 
 # A shell ignores SIGINT in background jobs, and every command that a test starts would inherit that.
@@ -42,11 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """The process that starts the others owns what they share."""
     if postgres.prepare():
         config.add_cleanup(postgres.stop)
+    if config.getoption("on") == "cluster":
+        reach_all_primaries()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add an option."""
+    """Add options."""
     parser.addoption("--every-server", action="store_true", help="all tests of a `family` on Redis and on Valkey")
+    parser.addoption("--on", choices=TOPOLOGIES, default=ONE_SERVER, help="tests of one server on this instead")
 
 
 HEAVY: Final = (
@@ -74,25 +78,40 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the heavy files."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start with the heavy files. With `--on`, leave only what shows something there: tests that change nothing in a
+    shared server but its data."""
+    if config.getoption("on") != ONE_SERVER:
+        left = [item for item in items if _is_anywhere(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in left])
+        items[:] = left
     places = {f"tests/{name}.py": place for place, name in enumerate(HEAVY)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
+def _is_anywhere(item: pytest.Item) -> bool:
+    uses = {"server", "store", "real"}.intersection(getattr(item, "fixturenames", ()))
+    return bool(uses) and item.get_closest_marker("one_server") is None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """What the server itself does may differ between the families: tests of that (`every_server`) run on both, and so
     do those of the store, which show that each script does the same on both. What pods make of it runs on one."""
+    on = metafunc.config.getoption("on")
     if "family" in metafunc.fixturenames:
         each = metafunc.config.getoption("every_server") or metafunc.definition.get_closest_marker("every_server")
         metafunc.parametrize("family", FAMILIES if each else FAMILIES[:1])
+    if "backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", ("fake", *KINDS) if on == ONE_SERVER else FAMILIES)
+    if "kind" in metafunc.fixturenames:
+        metafunc.parametrize("kind", KINDS if on == ONE_SERVER else FAMILIES)
 
 
 class SharedServers:
     """Servers for tests that change nothing in them but the data of the db they use."""
 
-    def __init__(self, folders: pytest.TempPathFactory) -> None:
-        self._folders = folders
+    def __init__(self, folders: pytest.TempPathFactory, on: Topology) -> None:
+        self._folders, self._on = folders, on
         self._running: dict[Kind, ServerHandle] = {}
         self._clusters: dict[Family, Cluster] = {}
         self._sentinels: dict[Family, Sentinels] = {}
@@ -103,6 +122,14 @@ class SharedServers:
             folder = self._folders.mktemp(kind)
             self._running[kind] = await start_kind(kind, folder, "--enable-debug-command", "yes", *FORGETFUL)
         return self._running[kind]
+
+    async def place(self, kind: Kind) -> Place:
+        """What a test of one server runs on. Clusters and Sentinels are healed, and all is empty."""
+        if kind == "cluster" or self._on == ONE_SERVER:
+            place = await self.of(kind)
+            await empty(place)
+            return place
+        return await (self.cluster if self._on == "cluster" else self.sentinels)(kind)
 
     async def cluster(self, family: Family) -> Cluster:
         """Three primaries with a replica each, healed and emptied."""
@@ -132,9 +159,11 @@ class SharedServers:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SharedServers]:
+async def servers(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[SharedServers]:
     """The session's servers."""
-    shared = SharedServers(tmp_path_factory)
+    shared = SharedServers(tmp_path_factory, pytestconfig.getoption("on"))
     yield shared
     await shared.stop()
 

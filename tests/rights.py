@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from redis.asyncio import Redis
 
+from timers.store.servers.cluster import ClusterRedis
+
 USER: Final = "timers"
 PASSWORD: Final = "secret"
 
@@ -19,14 +21,30 @@ def documented() -> list[str]:
     return found[1].split()
 
 
+def for_clusters() -> list[str]:
+    """The rights that a pod needs besides on each node of a cluster."""
+    text = (files("timers.store") / "PROTOCOL.md").read_text()
+    found = re.search(r"On a cluster, for each node.*?: also `(.*?)`", text)
+    assert found is not None
+    return found[1].split()
+
+
 async def grant(redis: Redis, db: int, prefixes: Iterable[str] = ("",), *, without: Iterable[str] = ()) -> None:
-    """Give the user these rights in a db, for some prefixes, and clear the log of refusals."""
+    """Give the user these rights in a db, on each node of a cluster, for some prefixes, and clear the log of
+    refusals."""
     patterns = [f"~{prefix}*" for prefix in prefixes]
-    rules = [_rule(word, db) for word in documented() if not word.startswith("~") or word.startswith("~timers")]
-    rules = [rule for rule in rules if rule not in {f"+{name}" for name in without}]
-    server: Any = redis
-    await server.execute_command("ACL", "SETUSER", USER, *rules, *patterns)
-    await redis.acl_log_reset()
+    for server in _each(redis):
+        words = [*documented(), *(for_clusters() if (await server.info("cluster"))["cluster_enabled"] else ())]
+        rules = [_rule(word, db) for word in words if not word.startswith("~") or word.startswith("~timers")]
+        rules = [rule for rule in rules if rule not in {f"+{name}" for name in without}]
+        await server.execute_command("ACL", "SETUSER", USER, *rules, *patterns)
+        await server.acl_log_reset()
+
+
+def _each(redis: Redis) -> list[Any]:
+    if not isinstance(redis, ClusterRedis):
+        return [redis]
+    return [node.commands for node in (*redis._slots.primaries, *redis._slots.replicas)]
 
 
 def _rule(word: str, db: int) -> str:
@@ -42,8 +60,8 @@ async def refused(redis: Redis) -> set[str]:
 
 
 def as_user(url: str) -> str:
-    """The URL of a server's socket, for that user."""
-    return f"{url}&username={USER}&password={PASSWORD}"
+    """The same URL for that user."""
+    return f"{url}{'&' if '?' in url else '?'}username={USER}&password={PASSWORD}"
 
 
 def _text(value: bytes | str) -> str:

@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 
 from tests.api.harness import Api, running_api
 from tests.servers import start_server
+from tests.topologies import ONE_SERVER, Place, commands, empty
 from tests.waiting import patient
 from timers.client import open_store
 from timers.core.model import Timer
@@ -26,7 +27,10 @@ async def done(_timer: Timer, _context: Context) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    if request.config.getoption("on") != ONE_SERVER:
+        yield asyncio.run(request.getfixturevalue("servers").place("redis"))
+        return
     started = asyncio.run(start_server("redis", tmp_path_factory.mktemp("server")))
     yield started
     asyncio.run(started.stop())
@@ -42,14 +46,14 @@ async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
 
 
 @pytest.fixture
-async def redis(server: EmbeddedServer) -> AsyncIterator[Redis]:
-    async with Redis.from_url(server.url) as connection:
-        await connection.flushall()
-        yield connection
+async def redis(server: Place) -> AsyncIterator[Redis]:
+    await empty(server)
+    async with commands(server.url) as redis:
+        yield redis
 
 
 @pytest.fixture
-async def store(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Store]:
+async def store(server: Place, redis: Redis) -> AsyncIterator[Store]:
     """A store of the test's own."""
     await redis.ping()
     opened = await open_store(connect(patient(server.url)))
@@ -58,6 +62,6 @@ async def store(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-async def api(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Api]:
+async def api(server: Place, redis: Redis) -> AsyncIterator[Api]:
     async with running_api(server.url, [done]) as running:
         yield running

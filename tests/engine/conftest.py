@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.conftest import SharedServers
 from tests.engine.fleet import Fleet
 from tests.engine.own import OwnServer
 from tests.rights import as_user, grant, refused
-from tests.servers import ServerHandle
+from tests.topologies import Place, servers_of
 from timers.embedded import Family
 
 
@@ -30,20 +31,22 @@ def _short_logs() -> Iterator[None]:
 
 
 @pytest.fixture
-async def server(servers: SharedServers, family: Family) -> AsyncIterator[ServerHandle]:
-    """A shared, emptied server for tests that leave it alive. Its settings are restored afterwards."""
-    shared = await servers.of(family)
-    async with Redis.from_url(shared.url) as redis:
-        await redis.flushdb()
-        await redis.config_set("notify-keyspace-events", "Ex")
-        await grant(redis, 0)
-        yield shared
-        await redis.config_set("notify-keyspace-events", "Ex")
-        assert await refused(redis) == set()
+async def server(servers: SharedServers, family: Family) -> AsyncIterator[Place]:
+    """Something shared and empty for tests that leave it alive. Its settings are restored afterwards."""
+    place = await servers.place(family)
+    async with AsyncExitStack() as ends:
+        each = [await ends.enter_async_context(Redis.from_url(url)) for url in servers_of(place)]
+        for redis in each:
+            await redis.config_set("notify-keyspace-events", "Ex")
+            await grant(redis, 0)
+        yield place
+        for redis in each:
+            await redis.config_set("notify-keyspace-events", "Ex")
+            assert await refused(redis) == set()
 
 
 @pytest.fixture
-async def fleet(server: ServerHandle) -> AsyncIterator[Fleet]:
+async def fleet(server: Place) -> AsyncIterator[Fleet]:
     """A fleet whose pods have the least rights. After the test it drains them and checks conservation."""
     made = await Fleet.over(server.url, pods_url=as_user(server.url))
     yield made
@@ -51,7 +54,7 @@ async def fleet(server: ServerHandle) -> AsyncIterator[Fleet]:
 
 
 @pytest.fixture
-async def sharded(server: ServerHandle) -> AsyncIterator[Fleet]:
+async def sharded(server: Place) -> AsyncIterator[Fleet]:
     """A fleet on a db with four shards."""
     made = await Fleet.over(server.url, shards=4, pods_url=as_user(server.url))
     yield made

@@ -21,6 +21,7 @@ from timers.engine.worker import Worker
 from timers.ledger.database import Database
 from timers.processor import Context, Processor, Registry, Result, processor
 from timers.store import keys
+from timers.store.parts import is_spread
 from timers.store.servers.connect import ANSWER_TIMEOUT_SECONDS, connect
 from timers.store.store import Store
 
@@ -241,7 +242,16 @@ class Fleet:
         root, now_ms = keys.root(shard), await self.store.now_ms()
         await self.redis.zadd(f"{root}leases", {member: now_ms}, xx=True)
         assert await self.redis.pexpire(f"{root}lease:{member}", 1)
-        await self.redis.publish(keys.wake_channel(self.store.connections.db), f"{{{shard}}} {now_ms + 2}")
+        await self.announce(shard, now_ms + 2)
+
+    async def announce(self, shard: int, due_ms: int) -> None:
+        """Tell the sweepers of a shard of a due time, as scripts do."""
+        connections, said = self.store.connections, f"{{{shard}}} {due_ms}"
+        if is_spread(connections):
+            redis: Any = connections.node_of(keys.root(shard)).commands
+            await redis.execute_command("SPUBLISH", f"{keys.root(shard)}{keys.OWN_WAKE}", said)
+        else:
+            await self.redis.publish(keys.wake_channel(connections.db), said)
 
     async def reached(self, status: Status, timer_id: str, prefix: str = "note") -> Timer:
         """The timer, once it has this status."""

@@ -47,6 +47,7 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
+@pytest.mark.one_server
 async def test_cutting_the_subscription_again_and_again_loses_nothing(fleet: Fleet, heard: Counter[str]) -> None:
     calls = Calls()
     pod = await fleet.pod(calls)
@@ -105,6 +106,7 @@ async def test_the_servers_flags_are_added_to_and_not_overwritten(fleet: Fleet) 
     assert await _flags(fleet.redis) == set("KEg$x")
 
 
+@pytest.mark.one_server
 @pytest.mark.usefixtures("_may_configure")
 async def test_flags_that_a_server_has_forgotten_are_set_again_with_the_next_subscription(fleet: Fleet) -> None:
     pod = await fleet.pod(Calls())

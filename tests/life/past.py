@@ -18,13 +18,13 @@ async def make_older(fleet: Fleet, prefix: str, timer_id: str, by_ms: int) -> No
     bucket = f"{root}rec:{sha1(member.encode(), usedforsecurity=False).hexdigest()[:2]}"
     raw, score = await fleet.redis.hget(bucket, member), await fleet.redis.zscore(f"{root}due:{prefix}", timer_id)
     assert score is not None
-    async with fleet.redis.pipeline(transaction=True) as change:
+    async with fleet.store.connections.node_of(root).commands.pipeline(transaction=True) as change:
         change.hset(bucket, member, _older(raw, by_ms))
         change.delete(f"{prefix}:{{{shard}}}:{timer_id}")
         change.zadd(f"{root}due:{prefix}", {timer_id: score - by_ms})
         change.zadd(f"{root}heads", {prefix: score - by_ms}, lt=True)
-        change.publish(keys.wake_channel(fleet.store.connections.db), f"{{{shard}}} {score - by_ms:.0f}")
         await change.execute()
+    await fleet.announce(shard, round(score - by_ms))
 
 
 def _older(record: object, by_ms: int) -> bytes:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final, Literal, get_args
+from typing import Literal
 
 from tests.conftest import SharedServers
 from tests.conservation import conserved
@@ -13,15 +13,13 @@ from timers.store.store import Store
 from timers.testing.fake import fake_connections
 
 Backend = Literal["fake", "redis", "valkey", "cluster"]
-BACKENDS: Final[tuple[Backend, ...]] = get_args(Backend)
 
 
 @asynccontextmanager
 async def real_connections(servers: SharedServers, kind: Kind) -> AsyncIterator[Connections]:
-    """Connections to the shared server of this kind, with its db emptied."""
-    connections = connect((await servers.of(kind)).url, answer_timeout_seconds=DEADLINE_SECONDS)
+    """Connections to the shared server of this kind, emptied."""
+    connections = connect((await servers.place(kind)).url, answer_timeout_seconds=DEADLINE_SECONDS)
     try:
-        await connections.commands.flushdb()
         yield connections
     finally:
         await connections.close()

@@ -6,21 +6,9 @@ import pytest
 import time_machine
 
 from tests.conftest import SharedServers
-from tests.servers import KINDS, Kind
-from tests.store.backends import BACKENDS, Backend, open_store
+from tests.servers import Kind
+from tests.store.backends import Backend, open_store
 from timers.store.store import Store
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    found: Backend = request.param
-    return found
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Kind:
-    found: Kind = request.param
-    return found
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from operator import eq
 from typing import Any, Final
 
 from tests.waiting import DEADLINE_SECONDS
+from timers.store import keys
 from timers.store.notifications import Notification, listen
-from timers.store.parts import parts
+from timers.store.parts import is_spread, parts
 from timers.store.servers.connect import Connections
 from timers.store.store import Store
 
@@ -58,9 +59,13 @@ async def listening(connections: Connections) -> AsyncIterator[tuple[Heard, asyn
 
 
 @asynccontextmanager
-async def wakes(store: Store) -> AsyncIterator[Callable[[], Any]]:
-    """Returns a function that returns the messages published so far on the wake channel."""
-    async with store.connections.commands.pubsub() as listener:
+async def wakes(store: Store, root: str = keys.root(0)) -> AsyncIterator[Callable[[], Any]]:
+    """Returns a function that returns the messages published so far on the wake channel; where each shard has its own,
+    and the pods have one, on that of `root`."""
+    await store.connections.refresh()
+    is_own, redis = is_spread(store.connections), store.connections.node_of(root).commands
+    channel = f"{root}{keys.OWN_WAKE}" if is_own else keys.wake_channel(store.connections.db)
+    async with redis.pubsub() as listener:
 
         async def next_message() -> Any:
             message = await listener.get_message(timeout=DEADLINE_SECONDS)
@@ -68,12 +73,12 @@ async def wakes(store: Store) -> AsyncIterator[Callable[[], Any]]:
             return message["data"]
 
         async def heard() -> list[str]:
-            await store.connections.commands.publish("timers:wake:0", "end")
+            await redis.execute_command("SPUBLISH" if is_own else "PUBLISH", channel, "end")  # type: ignore[no-untyped-call]
             found: list[str] = []
             while (data := await next_message()) != b"end":
                 found.append(data.decode())
             return found
 
-        await listener.subscribe("timers:wake:0")
+        await (listener.ssubscribe if is_own else listener.subscribe)(channel)
         await next_message()  # the confirmation
         yield heard

@@ -128,6 +128,7 @@ async def test_nobody_else_waits_behind_a_durable_write(group: Replicated, clien
     assert (await durable).durability in ("replicated", "fast")
 
 
+@pytest.mark.one_server
 async def test_without_replicas_it_is_refused_to_who_asks_for_it(real: Store) -> None:
     rule = "durability: 'replicated' is not accepted; expected fast.*this server: it has no replica"
     await declare(real, "note")

@@ -39,6 +39,7 @@ def later(store: Store, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+@pytest.mark.one_server
 async def test_many_simultaneous_first_pods_make_one_db(store: Store) -> None:
     pods = [other(store) for _ in range(8)]
     await asyncio.gather(*(pod.identity.join() for pod in pods))
@@ -54,6 +55,7 @@ async def test_the_default_of_a_later_pod_does_not_count(store: Store) -> None:
     assert later.shards == 8
 
 
+@pytest.mark.one_server
 async def test_as_long_as_nothing_was_armed_a_pod_changes_the_number_of_shards(store: Store) -> None:
     first = other(store)
     await first.identity.join()

@@ -79,6 +79,7 @@ async def test_one_list_over_many_prefixes_and_shards_takes_a_few_round_trips(
         assert len(sent) <= most, (wanted, sent)
 
 
+@pytest.mark.one_server
 async def test_a_page_that_continues_a_long_list_takes_one_round_trip(
     real: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

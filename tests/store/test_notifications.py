@@ -19,6 +19,8 @@ from timers.store.parts import parts
 from timers.store.servers.connect import connect
 from timers.store.store import Store
 
+pytestmark = pytest.mark.one_server
+
 
 async def touched(store: Store, key: str) -> None:
     """Touch a due key until it is gone, as the sweeper does."""

@@ -10,6 +10,7 @@ import time_machine
 
 from tests.store.acts import put_list
 from tests.store.listening import wakes
+from timers.store import keys
 from timers.store.membership import FORGET_AFTER_MS, INTRODUCE_BEATS, Member, Membership, Roster
 from timers.store.store import Store
 
@@ -47,7 +48,7 @@ async def test_the_newest_sign_counts(store: Store) -> None:
 
 async def test_a_pod_that_comes_or_goes_sends_all_pods_for_the_news(real: Store) -> None:
     first, second = Membership(real), Membership(real)
-    async with wakes(real) as heard:
+    async with wakes(real, keys.PODS_ROOT) as heard:
         await first.beat(worker("a", "note"))
         await second.beat(worker("b"))
         assert await heard() == ["{pods} changed"] * 2
@@ -114,6 +115,7 @@ async def test_reading_writes_nothing(real: Store) -> None:
     assert await real.connections.commands.keys("*") == []
 
 
+@pytest.mark.one_server
 async def test_what_a_pod_is_and_what_is_declared_is_not_sent_at_every_beat(real: Store) -> None:
     """A thousand declared prefixes cost something at the first beat only."""
     prefixes = [f"prefix-{number}" for number in range(1000)]

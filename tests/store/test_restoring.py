@@ -10,6 +10,7 @@ from tests.servers import Kind
 from tests.store import acts
 from tests.store.acts import DAY_MS, HOUR_MS, LEASE_MS, POD, PREFIX, armed, claim, read, running, settle
 from tests.store.backends import open_store
+from tests.store.listening import wakes
 from timers.core.model import Status
 from timers.store import keys, upkeep
 from timers.store.restoring import RecordParts, Restored, put_together, restore, taken_apart
@@ -185,11 +186,9 @@ async def test_what_was_due_meanwhile_fires_at_once_and_once(store: Store) -> No
 
 async def test_sweepers_hear_of_what_is_due(real: Store) -> None:
     await real.identity.make()
-    async with real.connections.commands.pubsub() as heard:
-        await heard.subscribe(keys.wake_channel(real.connections.db))
-        assert (await heard.get_message(timeout=30) or {})["type"] == "subscribe"
+    async with wakes(real) as heard:
         await restore(real, [a_copy(status="s")])
-        assert (await heard.get_message(timeout=30) or {})["data"] == b"{0} 2000"
+        assert await heard() == ["{0} 2000"]
 
 
 async def test_tokens_rise_above_those_of_the_copy(store: Store) -> None:

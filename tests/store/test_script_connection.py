@@ -18,6 +18,8 @@ from timers.errors import Unavailable
 from timers.store.servers.connect import ScriptConnection, Scripts, connect
 from timers.store.store import Store
 
+pytestmark = pytest.mark.one_server
+
 ECHO = "return ARGV[1]"
 
 
