@@ -29,6 +29,7 @@ async def test_a_patch_changes_what_it_names_and_nothing_else(api: Api) -> None:
     assert {name: reply.body[name] for name in untouched} == {name: before[name] for name in untouched}
 
 
+@pytest.mark.one_server
 async def test_a_patch_moves_the_due_time(api: Api, redis: Redis) -> None:
     await api.create()
     reply = await api.call("PATCH", ONE, {"due_at": "2035-01-01T00:00:00+01:00"})

@@ -103,6 +103,7 @@ async def test_a_batch_takes_the_words_of_the_api(client: TimerClient) -> None:
     assert [error.field for error in refused.errors] == ["dealy", "delay"]
 
 
+@pytest.mark.one_server
 async def test_a_large_batch_is_armed_in_its_order(client: TimerClient) -> None:
     """Though it is sent in parts, before the first is answered."""
     news = [NewTimer(prefix="test", id=f"t{i:04}", delay="1h") for i in range(600)]
@@ -255,6 +256,7 @@ async def test_changes_are_heard_from_the_opening_on(client: TimerClient, redis:
     ]
 
 
+@pytest.mark.one_server
 async def test_many_listeners_share_one_subscription_which_ends_with_the_last(
     client: TimerClient, redis: Redis
 ) -> None:

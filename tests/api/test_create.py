@@ -25,6 +25,7 @@ async def test_a_created_timer_is_answered_with_its_address_and_version(api: Api
     assert (got.status, got.body, got.headers["ETag"]) == (200, reply.body, '"1"')
 
 
+@pytest.mark.one_server
 async def test_an_armed_timer_has_its_record_and_its_trigger_key(api: Api, redis: Redis) -> None:
     await api.create()
     assert 3_590_000 < await redis.pttl("test:{0}:one") <= 3_600_000
@@ -233,6 +234,7 @@ async def test_a_due_time_lies_ten_years_ahead_at_most(api: Api) -> None:
     assert beyond.bad_fields() == ["due_at"]
 
 
+@pytest.mark.one_server
 async def test_a_durability_that_the_server_cannot_give_is_refused_with_the_reason(api: Api) -> None:
     reply = await api.create(durability="replicated")
     assert reply.status == 422

@@ -28,6 +28,7 @@ async def scripts_run(redis: Redis) -> int:
     return int((await redis.info("commandstats"))["cmdstat_evalsha"]["calls"])
 
 
+@pytest.mark.one_server
 async def test_creates_at_the_same_time_share_calls(client: TimerClient, redis: Redis) -> None:
     await client.create("test", "first", delay="1h")
     before = await scripts_run(redis)
@@ -36,6 +37,7 @@ async def test_creates_at_the_same_time_share_calls(client: TimerClient, redis: 
     assert await scripts_run(redis) - before <= 5
 
 
+@pytest.mark.one_server
 async def test_callers_that_create_again_share_calls_again(client: TimerClient, redis: Redis) -> None:
     async def ten(caller: int) -> None:
         for i in range(10):
@@ -99,6 +101,7 @@ async def test_a_caller_that_is_cancelled_while_it_sends_holds_up_nobody(client:
     assert (await client.create("test", "t3", delay="1h")).status == "scheduled"
 
 
+@pytest.mark.one_server
 async def test_without_redis_every_create_is_refused_and_later_ones_succeed(
     client: TimerClient, store: Store, redis: Redis
 ) -> None:

@@ -32,6 +32,7 @@ async def until_ready(api: Api) -> Reply:
     return await eventually(look, "the pod is ready")
 
 
+@pytest.mark.one_server
 async def test_a_pod_without_workers_is_ready_when_redis_answers(api: Api) -> None:
     reply = await api.call("GET", "/readyz")
     nobody = "shards without a live pod: 0"
@@ -108,6 +109,7 @@ async def test_redis_away_refuses_with_503_and_back_again_serves_by_itself(tmp_p
             server.kill()
 
 
+@pytest.mark.one_server
 async def test_anonymous_callers_see_only_the_number_of_unserved_prefixes_and_keys_only_theirs(
     server: EmbeddedServer, redis: Redis
 ) -> None:

@@ -266,6 +266,7 @@ async def scheduled(api: Api) -> int:
     return (await api.client.counts()).get("test", {}).get(Status.SCHEDULED, 0)
 
 
+@pytest.mark.one_server
 async def test_an_action_on_many_timers_ends_early_and_continues_with_its_cursor(api: Api) -> None:
     await arm(api, ACTION_LIMIT + 150)
     spec: dict[str, Any] = {"filter": {"prefix": "test"}}

@@ -28,6 +28,7 @@ async def later(redis: Redis, api: Api) -> None:
     await redis.hset(bucket_of(LATER), LATER, RECORD)
 
 
+@pytest.mark.one_server
 @pytest.mark.parametrize(("method", "path", "body"), CALLS)
 @pytest.mark.usefixtures("later")
 async def test_a_call_about_it_is_refused_with_the_format(
@@ -39,6 +40,7 @@ async def test_a_call_about_it_is_refused_with_the_format(
     assert await redis.hget(bucket_of(LATER), LATER) == RECORD
 
 
+@pytest.mark.one_server
 @pytest.mark.usefixtures("later")
 async def test_the_others_of_a_batch_are_armed(api: Api) -> None:
     timers = [{"prefix": "test", "id": name, "delay": "1h"} for name in ("later", "new")]

@@ -31,6 +31,7 @@ async def test_stats_have_the_members_of_the_contract(api: Api) -> None:
     assert list(stats["lateness_ms"]) == ["p50", "p99", "max"]
 
 
+@pytest.mark.one_server
 async def test_timers_that_wait_for_their_next_try_are_counted_listed_and_measured(api: Api) -> None:
     since = format_time(await api.store.now_ms() - 600_000)
     await retrying(api.store, "failing", prefix="test", since=since)

@@ -226,6 +226,7 @@ async def test_an_action_that_broke_off_says_that_it_may_have_taken_effect(api: 
     assert "the call may have taken effect" in refused["detail"]
 
 
+@pytest.mark.one_server
 async def test_a_redis_user_without_the_right_to_a_prefix_is_a_503_that_names_it(server: EmbeddedServer) -> None:
     async with Redis.from_url(server.url) as redis:
         await redis.flushall()

@@ -127,6 +127,7 @@ async def test_a_forged_change_with_an_impossible_time_ends_no_stream(api: Api, 
         assert (await next_event(response))[1]["id"] == "true"
 
 
+@pytest.mark.one_server
 async def test_many_streams_cost_one_subscription_and_none_when_they_are_gone(api: Api, redis: Redis) -> None:
     channel = f"timers:events:{api.store.connections.db}"
     async with serving(api, linger_seconds=0) as brief:

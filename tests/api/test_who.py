@@ -84,6 +84,7 @@ async def test_without_keys_nobody_is_named(api: Api) -> None:
     assert not [log for log in logs if "by" in log]
 
 
+@pytest.mark.one_server
 @pytest.mark.parametrize("note", ["cancelled billing", "x\ncancelled billing", "x\n1 x 0 - - - cancelled billing"])
 async def test_no_note_of_a_processor_looks_like_a_caller(api: Api, note: str) -> None:
     await armed(api.store)

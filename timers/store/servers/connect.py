@@ -95,18 +95,22 @@ class ScriptConnection(Scripts):
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open())
             self._opening.add_done_callback(_take_note)
-        return await asyncio.shield(self._opening)
+        opening, caller = self._opening, asyncio.current_task()
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled() and not (caller and caller.cancelling()):
+                # By `aclose`. Whoever waits was not cancelled, and must not look so.
+                raise ConnectionError(CLOSED) from None
+            raise
 
     async def _open(self) -> "_RedisProtocol":
         await self._connection.disconnect(nowait=True)
         try:
             async with asyncio.timeout(self._answer_s):
                 await self._connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
-        except BaseException as error:
+        except BaseException:
             await self._connection.disconnect(nowait=True)
-            if isinstance(error, asyncio.CancelledError):
-                # By `aclose`. Whoever waits for the connection was not cancelled, and must not look so.
-                raise ConnectionError(CLOSED) from None
             raise
         self._wire = _RedisProtocol(self._connection._writer.transport, self._answer_s)  # type: ignore[union-attr]
         return self._wire

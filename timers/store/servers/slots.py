@@ -115,6 +115,7 @@ class Slots:
         its place, nobody may wait any longer. When it wakes it would carry out what it was sent, as if it were still
         the primary."""
         loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
 
         def worry() -> None:
             nonlocal timer
