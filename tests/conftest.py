@@ -101,10 +101,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "family" in metafunc.fixturenames:
         each = metafunc.config.getoption("every_server") or metafunc.definition.get_closest_marker("every_server")
         metafunc.parametrize("family", FAMILIES if each else FAMILIES[:1])
-    if "backend" in metafunc.fixturenames:
-        metafunc.parametrize("backend", ("fake", *KINDS) if on == ONE_SERVER else FAMILIES)
-    if "kind" in metafunc.fixturenames:
-        metafunc.parametrize("kind", KINDS if on == ONE_SERVER else FAMILIES)
+    for name, usual in (("backend", ("fake", *KINDS)), ("kind", KINDS)):
+        if name in metafunc.fixturenames and name not in _own_parameters(metafunc):
+            metafunc.parametrize(name, usual if on == ONE_SERVER else FAMILIES)
+
+
+def _own_parameters(metafunc: pytest.Metafunc) -> set[str]:
+    """What a test is parametrized with by itself."""
+    names = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    return {name.strip() for each in names for name in (each.split(",") if isinstance(each, str) else each)}
 
 
 class SharedServers:

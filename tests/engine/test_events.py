@@ -80,6 +80,7 @@ async def test_there_is_one_subscription_however_often_it_was_cut(fleet: Fleet, 
     assert (heard["one"], calls.ids) == (1, ["one", "two"])
 
 
+@pytest.mark.one_server
 async def test_every_subscription_is_followed_by_a_sweep(fleet: Fleet) -> None:
     """What became due without an event is claimed at once, not only when it is overdue."""
     pod = await fleet.pod(Calls(), grace_ms=HOUR_MS)
@@ -98,6 +99,7 @@ def _may_configure(fleet: Fleet) -> None:
     fleet.pods_url = fleet.url
 
 
+@pytest.mark.one_server
 @pytest.mark.usefixtures("_may_configure")
 async def test_the_servers_flags_are_added_to_and_not_overwritten(fleet: Fleet) -> None:
     await fleet.redis.config_set(server_facts.FLAGS, "Kg$")
@@ -127,6 +129,7 @@ async def no_config(fleet: Fleet) -> AsyncIterator[str]:
     await fleet.redis.acl_deluser("limited")
 
 
+@pytest.mark.one_server
 async def test_a_deaf_pod_says_so_and_fires_by_sweep_until_it_hears_again(fleet: Fleet, no_config: str) -> None:
     calls = Calls()
     own_url, fleet.pods_url = fleet.pods_url, no_config
@@ -241,6 +244,7 @@ async def test_an_event_heard_many_times_fires_its_timer_once(fleet: Fleet) -> N
     assert calls.ids == ["x", "after"]
 
 
+@pytest.mark.one_server
 async def test_events_of_another_db_are_ignored(fleet: Fleet) -> None:
     elsewhere = connect(patient(fleet.url.replace("db=0", "db=1")))
     calls = Calls()
