@@ -1,11 +1,14 @@
 """The ledger follows: every change reaches it, in whatever state either side is, and nothing is taken from it without
 proof."""
 
+import hashlib
+
 from sqlalchemy import select, text
 
 from tests.engine.fleet import Calls, Fleet, Held
 from tests.ledger.copies import agreed, in_ledger
 from tests.waiting import eventually
+from timers import NewTimer
 from timers.client.copies import row_of
 from timers.core.model import Timer
 from timers.core.outcome import Fail, Rearm, Retry
@@ -14,7 +17,7 @@ from timers.ledger.rows import save
 from timers.ledger.schema import PURGED, timers
 from timers.processor import Context
 from timers.store import keys
-from timers.store.following import LEDGER, stages
+from timers.store.following import LEDGER, Note, notes, stages
 from timers.store.restoring import RecordParts, put_together
 
 
@@ -76,6 +79,37 @@ async def test_what_was_there_before_the_ledger_is_copied(fleet: Fleet, database
         await fleet.client.create("note", f"{number:04}", delay="24h")
     await fleet.pod(Calls(), ledger=database)
     assert len(await agreed(database, fleet.store)) == 1200
+
+
+async def test_the_note_of_a_run_that_has_just_begun_waits(fleet: Fleet) -> None:
+    await fleet.client.create("note", "a", delay="24h")
+    await notes(fleet.store, 0, 0)  # from now on changes are noted
+    now_us, members = round(await fleet.store.now_ms()) * 1000, (b"note:just", b"note:long")
+    names = [f"timers:{{0}}:rec:{hashlib.sha1(member, usedforsecurity=False).hexdigest()[:2]}" for member in members]
+    for member, name, begun_us in zip(members, names, (now_us + 60_000_000, now_us - 60_000_000), strict=True):
+        record = put_together(RecordParts("r", 2, 1, 0, 1, begun_us, 1, 1, b"{}", b"", ()))
+        await fleet.redis.hset(name, member, record)
+        await fleet.redis.hset("timers:{0}:changed", member, "1 2")
+    found = await notes(fleet.store, 0, 0)
+    assert ([note.member for note in found.notes], found.fresh, found.left) == (["note:long"], 1, 2)
+    assert (await notes(fleet.store, 0, 0, found.notes)).left == 1
+    for member, name in zip(members, names, strict=True):
+        await fleet.redis.hdel(name, member)
+
+
+async def test_more_notes_than_one_call_takes_are_taken_away(fleet: Fleet) -> None:
+    await notes(fleet.store, 0, 0)
+    for start in range(0, 1200, 400):
+        await fleet.client.batch(NewTimer(prefix="note", id=f"{start + i}", delay="24h") for i in range(400))
+    gathered: list[Note] = []
+    cursor = -1
+    while cursor:
+        found = await notes(fleet.store, 0, max(cursor, 0))
+        gathered, cursor = [*gathered, *found.notes], found.cursor
+    await fleet.client.change("note", "7", tags=["x"])
+    found = await notes(fleet.store, 0, 0, gathered)
+    assert [(note.member, note.version) for note in found.notes] == [("note:7", 2)]
+    assert (len({note.member for note in gathered}), found.left) == (1200, 1)
 
 
 async def test_without_a_ledger_nothing_is_noted(fleet: Fleet) -> None:

@@ -1,8 +1,10 @@
 """What Redis loses the ledger gives back: every timer, none that had ended again, and everything that only grows."""
 
 import asyncio
+from collections.abc import Iterable
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.engine.fleet import Calls, Fleet, Held
 from tests.ledger.copies import agreed, in_ledger
@@ -12,6 +14,7 @@ from timers.client import progress
 from timers.core.model import Status, Timer
 from timers.ledger import rows
 from timers.ledger.database import Database
+from timers.store.following import stages
 
 
 async def whole(fleet: Fleet, *names: str) -> dict[str, Timer]:
@@ -135,10 +138,64 @@ async def test_another_pod_goes_on_where_a_killed_one_was(
 
     await eventually(stuck, "half of it is restored")
     assert dying.worker.following is not None
-    assert dying.worker.following.share == 0.25
-    assert (await check_of(fleet, database)).said == "shards still being restored from the ledger: 0 (restore, 25 %)"
+    assert dying.worker.following.share == 0.5
+    assert (await check_of(fleet, database)).said == "shards that still get what the ledger has: 0 (refill, 50 %)"
     await fleet.kill(dying)
     await fleet.pod(Calls(), name="c", ledger=database)
     assert len(await agreed(database, fleet.store)) == 60
     assert asked[:4] == ["", "09", "19", "29"]
     assert asked[4:6] == ["29", "39"]
+
+
+async def test_a_pod_that_dies_between_redis_and_the_ledger_leaves_no_difference(
+    fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = await fleet.pod(Calls(), ledger=database)
+    for number in range(20):
+        await fleet.client.create("note", f"{number:02}", delay="24h")
+    await agreed(database, fleet.store)
+    await fleet.kill(pod)
+    await fleet.redis.flushall()
+    given = asyncio.Event()
+
+    async def hang(*_: object, **__: object) -> None:
+        given.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rows, "save", hang)
+        dying = await fleet.pod(Calls(), name="b", ledger=database)
+        await given.wait()
+        assert (await whole(fleet, "07"))["07"].version == 1002
+        await fleet.kill(dying)
+    await fleet.pod(Calls(), name="c", ledger=database)
+    assert {row.version for row in (await agreed(database, fleet.store)).values()} == {1002}
+
+
+async def test_what_was_restored_is_written_to_the_ledger_once(
+    fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = await fleet.pod(Calls(), ledger=database)
+    for number in range(20):
+        await fleet.client.create("note", f"{number:02}", delay="24h")
+    await agreed(database, fleet.store)
+    await fleet.kill(pod)
+    await fleet.redis.flushall()
+    save, written = rows.save, list[str]()
+
+    async def counted(connection: AsyncConnection, rows: Iterable[rows.Row]) -> None:
+        some = list(rows)
+        written.extend(row.id for row in some)
+        await save(connection, some)
+
+    monkeypatch.setattr(rows, "save", counted)
+    await fleet.pod(Calls(), name="b", ledger=database)
+    await agreed(database, fleet.store)
+
+    async def follows() -> bool:
+        return (await stages(fleet.store, [0]))[0].is_whole
+
+    await eventually(follows, "the shard is whole")
+    await fleet.client.create("note", "later", delay="24h", durability="fast")
+    await agreed(database, fleet.store)
+    assert sorted(written) == [*(f"{number:02}" for number in range(20)), "later"]

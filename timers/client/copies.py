@@ -2,6 +2,7 @@
 back what the ledger has."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from timers.core.fields import encode
@@ -11,7 +12,7 @@ from timers.ledger.database import Database
 from timers.ledger.rows import Identity, Row
 from timers.store import codec
 from timers.store.codec import JUMP, LETTERS, STATUSES
-from timers.store.restoring import RecordParts, Restored, put_together, restore, taken_apart
+from timers.store.restoring import RecordParts, Restored, put_together, restore, restore_and_read, taken_apart
 from timers.store.store import Store
 
 _COLUMN_LIMIT: Final = 2**63
@@ -101,10 +102,20 @@ async def give_back(
     since_ms: int = 0,
     dry_run: bool = False,
 ) -> tuple[Identity | None, list[str]]:
-    """Make Redis hold the next timers that the ledger has of a shard, changed since a time. Returns the last of them
-    (None: there are no more), and what became of each, as `restore`."""
+    """Make Redis hold the next timers that the ledger has of a shard, changed since a time, and the ledger what Redis
+    holds then. Returns the last of them (None: there are no more), and what became of each, as `restore`."""
     page = await rows.page(database, shard, *after, since_ms=since_ms)
     if not page:
         return None, []
-    codes = await restore(store, restored(page), cause=RESTORED, jump=JUMP, dry_run=dry_run)
-    return (page[-1].prefix, page[-1].id), codes
+    last, copies = (page[-1].prefix, page[-1].id), restored(page)
+    if dry_run:
+        return last, await restore(store, copies, cause=RESTORED, jump=JUMP, dry_run=True)
+    done = await restore_and_read(store, copies, cause=RESTORED, jump=JUMP)
+    there = [
+        row
+        for copy, (_, record) in zip(copies, done, strict=True)
+        if record is not None and (row := row_of(shard, copy.prefix, copy.id, record)) is not None
+    ]
+    if there:
+        await database.do(partial(rows.save, rows=there))
+    return last, [code for code, _ in done]

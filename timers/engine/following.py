@@ -29,7 +29,7 @@ from timers.store.following import (
     BUCKETS,
     CHECK,
     COPY,
-    PAGE,
+    REFILL,
     WHOLE,
     Note,
     Notes,
@@ -58,6 +58,13 @@ CHECKED_MS: Final = 60_000
 
 COPIED: Final = 16
 """Buckets that are copied before the shard says so."""
+
+TOGETHER_BYTES: Final = 1 << 20
+"""Records that are written in one transaction. Neighbours in the table lie in many buckets, so a small transaction
+would write the same pages of it again and again; a large one would keep callers waiting."""
+
+FRESH_SECONDS: Final = 1.0
+"""How long `follow` leaves the note of a run that has just begun."""
 
 HELP_SECONDS: Final = 1.0
 
@@ -140,19 +147,17 @@ class Following:
                 for shard in by_shard.keys() - set(led):
                     by_shard.pop(shard)
             self._unlike &= set(led)
-            found = 0
-            for shard in led:
-                found += await self._follow(shard)
+            agreed = [shard for shard in led if await self._follow(shard)]
             if time.monotonic() >= help_at:
                 help_at = time.monotonic() + HELP_SECONDS
-                found += await self._help([shard for shard in self._pod.shards if shard not in led])
+                await self._help([shard for shard in self._pod.shards if shard not in led])
             await self._arm_pending(led)
             await self._keep_facts()
             if led and time.monotonic() >= clean_at:
                 clean_at = time.monotonic() + CLEAN_SECONDS
                 await rows.clean(self._database, self._now_ms() - TOMBSTONES_MS)
             self._fails = False
-            await asyncio.sleep(FOLLOW_SECONDS if found < PAGE else 0)
+            await asyncio.sleep(0 if agreed else FOLLOW_SECONDS)
 
     async def _keep_facts(self) -> None:
         """Copy what else a restore needs, where this pod leads the first shard."""
@@ -162,20 +167,18 @@ class Following:
             self._facts = await keep_facts(self._store, self._database, self._facts)
             self._facts_at = time.monotonic() + FACTS_SECONDS
 
-    async def _help(self, others: Sequence[int]) -> int:
+    async def _help(self, others: Sequence[int]) -> None:
         """Restore shards that other pods lead, if they were lost, and copy what the pods before this one leave alone:
-        they may be dead, which is known only seconds later. A server loses all shards at once, so one tells. Returns
-        how many there were."""
+        they may be dead, which is known only seconds later. A server loses all shards at once, so one tells."""
         left_alone = await self._neglect.left_alone([shard for shard in others if self._peers.rank(shard) == 1])
         for shard in left_alone:
             await self._follow(shard)
             await self._read(shard, 0)  # takes away what was copied
         if not others or (await stages(self._store, others[:1]))[others[0]].is_whole:
-            return len(left_alone)
-        lost = [shard for shard, stage in (await stages(self._store, others)).items() if not stage.is_whole]
-        for shard in lost:
-            await self._follow(shard)
-        return len(lost) + len(left_alone)
+            return
+        for shard, stage in (await stages(self._store, others)).items():
+            if not stage.is_whole:
+                await self._follow(shard)
 
     async def _arm_pending(self, led: Sequence[int]) -> None:
         """Arm timers that callers armed while Redis was away."""
@@ -186,21 +189,25 @@ class Following:
             if not _THERE.issuperset(codes):
                 break
 
-    async def _follow(self, shard: int) -> int:
-        """Copy what has changed by now. Returns how many notes there were."""
-        began, count = time.monotonic(), 0
+    async def _follow(self, shard: int) -> bool:
+        """Copy what has changed by now. Returns whether there may be more at once, because the shard did not agree with
+        the ledger until now."""
+        began, fresh = time.monotonic(), 0
         self._followed.setdefault(shard, began)
         found = await self._read(shard, 0)
         stage = found.stage
         if not stage.is_whole and stage.what != CHECK:
             self._unlike.add(shard)
             await self._agree(shard, stage)
-            return PAGE
+            return True
         self._unlike.discard(shard)
+        gathered: list[Note] = []
         while True:
-            await self._save(row for note in found.notes if (row := self._row(shard, note)) is not None)
-            self._saved[shard] = found.notes
-            count += len(found.notes)
+            gathered += found.notes
+            fresh += found.fresh
+            if not found.cursor or sum(len(note.record or b"") for note in gathered) >= TOGETHER_BYTES:
+                await self._save(row for note in gathered if (row := self._row(shard, note)) is not None)
+                self._saved[shard], gathered = gathered, []
             if not found.cursor:
                 break
             found = await self._read(shard, found.cursor)
@@ -208,8 +215,9 @@ class Following:
             await self._agree(shard, stage)
         else:
             await self._check_own(shard, stage)
-        self._followed[shard], self._left[shard] = began, max(0, self._left[shard] - len(found.notes))
-        return count
+        self._followed[shard] = began - (FRESH_SECONDS if fresh else 0)
+        self._left[shard] = max(0, self._left[shard] - len(self._saved[shard]))
+        return False
 
     async def _read(self, shard: int, cursor: int) -> Notes:
         saved = self._saved.pop(shard, ())
@@ -246,7 +254,7 @@ class Following:
                 reached, some = await self._check(shard, stage.agreed_ms)
                 count += some
             else:
-                reached, some = await self._restore(shard, stage.place)
+                reached, some = await self._restore(shard, stage)
                 count += some
             if not await advance(self._store, shard, carried, stage, reached):
                 return
@@ -272,20 +280,27 @@ class Following:
             count += codes.count("restored")
         return WHOLE, count + await take_away(self._store, self._database, shard, since_ms)
 
-    async def _restore(self, shard: int, place: str) -> tuple[Stage, int]:
+    async def _restore(self, shard: int, stage: Stage) -> tuple[Stage, int]:
         """Give a page of the ledger back. Returns the stage after it, and how many timers the shard lacked."""
-        if not place:
+        if not stage.place:
             await give_facts_back(self._store, self._database)
-        last, codes = await give_back(self._store, self._database, shard, keys.identity_of(place))
-        return COPY if last is None else Stage("restore", ":".join(last)), codes.count("restored")
+        last, codes = await give_back(self._store, self._database, shard, keys.identity_of(stage.place))
+        if last is None:
+            return (WHOLE if stage.what == REFILL else COPY), 0
+        return Stage(stage.what, ":".join(last)), codes.count("restored")
 
     async def _copy(self, shard: int, first: int) -> Stage:
         """Copy some buckets to the ledger. Returns the stage after them."""
+        gathered: dict[str, bytes] = {}
         for bucket in range(first, first + COPIED):
             cursor = -1
             while cursor:
                 cursor, found = await records(self._store, shard, bucket, max(cursor, 0))
-                await self._save(_rows(shard, found))
+                gathered |= found
+                if sum(map(len, gathered.values())) >= TOGETHER_BYTES:
+                    await self._save(_rows(shard, gathered))
+                    gathered = {}
+        await self._save(_rows(shard, gathered))
         return WHOLE if first + COPIED == BUCKETS else Stage(COPY.what, str(first + COPIED))
 
     def _now_ms(self) -> int:

@@ -7,7 +7,7 @@ The functions raise Unavailable.
 import asyncio
 from collections.abc import Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from timers.store import keys
 from timers.store.scripts import reachable, read
@@ -26,8 +26,9 @@ SAMPLED: Final = 100
 
 class Stage(NamedTuple):
     """How far a shard and the ledger have come to agree: first `restore` gives the ledger's timers back to the shard,
-    then `copy` takes the shard's own, each from a place on; then the shard is `whole`, and its notes keep it so. On
-    another server it has to `check` what has changed since a time (epoch ms): that may have an older copy."""
+    then `copy` takes the shard's own, each from a place on; then the shard is `whole`, and its notes keep it so. After
+    a `refill`, the restore of a shard that had none, it is whole at once. On another server it has to `check` what has
+    changed since a time (epoch ms): that may have an older copy."""
 
     what: str
     place: str = ""
@@ -51,6 +52,7 @@ class Stage(NamedTuple):
 
 
 RESTORE: Final = Stage("restore")
+REFILL: Final = "refill"
 COPY: Final = Stage("copy", "0")
 CHECK: Final = "check"
 WHOLE: Final = Stage("whole")
@@ -68,22 +70,31 @@ class Note(NamedTuple):
 
 
 class Notes(NamedTuple):
-    """Some notes of a shard, where to go on (0: from the start), how many it has in all, and its stage."""
+    """Some notes of a shard, where to go on (0: from the start), how many it has in all, its stage, and how many were
+    left out because their runs have just begun."""
 
     stage: Stage
     notes: Sequence[Note]
     cursor: int
     left: int
+    fresh: int
 
 
 async def notes(store: Store, shard: int, cursor: int, done: Sequence[Note] = ()) -> Notes:
     """Take notes away that are `done` and still the same, and read further ones. From the first call on, the shard's
     scripts note what they change."""
-    taken = [part for note in done for part in (note.member, note.noted)]
-    stage, at, found, left = await store.run("follow", shard, [cursor, PAGE, str(RESTORE), *taken])
+    *before, last = [done[start : start + PAGE] for start in range(0, len(done), PAGE)] or [()]
+    for part in before:
+        await _follow(store, shard, cursor, 0, part)
+    stage, at, found, left, fresh = await _follow(store, shard, cursor, PAGE, last)
     flat = iter(found)
     read = [_note(*each) for each in zip(flat, flat, flat, strict=True)]
-    return Notes(_stage(stage), read, int(at), int(left))
+    return Notes(_stage(stage), read, int(at), int(left), int(fresh))
+
+
+async def _follow(store: Store, shard: int, cursor: int, most: int, done: Sequence[Note]) -> Sequence[Any]:
+    members, noted = [note.member for note in done], [note.noted for note in done]
+    return await store.run("follow", shard, [cursor, most, str(RESTORE), len(done), *members, *noted])
 
 
 async def stages(store: Store, shards: Sequence[int]) -> dict[int, Stage]:

@@ -66,20 +66,36 @@ async def restore(
     `dry_run` changes nothing. Raises Unavailable: repeat the call, some records may be there."""
     if dry_run and not store.identity.epoch:
         return ["restored"] * len(records)
+    mode = "look" if dry_run else ""
+    return [code for code, _ in await _restore(store, records, (if_exists, cause, mode, jump))]
+
+
+async def restore_and_read(
+    store: Store, records: Sequence[Restored], *, cause: str, jump: int
+) -> list[tuple[str, bytes | None]]:
+    """As `restore`, and the record that is there then, as far as there is one. Nothing is noted for the ledger: the
+    caller writes it there."""
+    return await _restore(store, records, ("newer", cause, "tell", jump))
+
+
+async def _restore(
+    store: Store, records: Sequence[Restored], head: Sequence[str | int]
+) -> list[tuple[str, bytes | None]]:
     answers = await store.run_lines(
         "restore",
         [(prefix, timer_id) for prefix, timer_id, _ in records],
         [f"{prefix} {timer_id} {_since(raw)}\n".encode() + raw for prefix, timer_id, raw in records],
-        head=lambda _places: (if_exists, cause, "look" if dry_run else "", jump),
+        head=lambda _places: head,
         most=RESTORE_LIMIT,
     )
-    codes = []
+    found = []
     for (said,) in answers:
-        code, _, command = said.decode().partition(" ")
+        words, has_record, record = said.partition(b"\n")
+        code, _, command = words.decode().partition(" ")
         if command:
             store.refusals.denied(command)
-        codes.append(code)
-    return codes
+        found.append((code, record if has_record else None))
+    return found
 
 
 def _since(raw: bytes) -> int | str:

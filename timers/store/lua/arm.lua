@@ -29,7 +29,6 @@ local function arm(prefix, id, if_exists, due, said, body)
   local life = new_life(prefix, r, format, due, body, said, created)
   raw = write(member, life)
   if r then return 'replaced', raw end
-  if created then call('HDEL', root .. 'changed', member) end
   return 'created', string.format('%d %d', due, life.created)
 end
 

@@ -21,7 +21,7 @@ local tag = string.match(root, '{[^}]*}')
 -- Every command goes through here. If another program has put a value of another type in the place of a key, it moves that value
 -- aside and repeats the command: what the key held is lost, but everything else works on. A script that must not write finds
 -- nothing there. A count that is not a number begins anew. `RIGHTS <command> <key>` is the error of what the user may not do.
-local READS = ' GET HGET HGETALL HSCAN SMEMBERS SISMEMBER ZSCORE ZCOUNT ZRANGE ZRANGEBYSCORE ZREVRANGEBYSCORE '
+local READS = ' GET HGET HMGET HGETALL HSCAN SMEMBERS SISMEMBER ZSCORE ZCOUNT ZRANGE ZRANGEBYSCORE ZREVRANGEBYSCORE '
 local function call(command, key, ...)
   local answer = redis.pcall(command, key, ...)
   if type(answer) ~= 'table' or not answer.err then return answer end
@@ -160,12 +160,12 @@ end
 -- `hooks` once. No hook asks for the service's own timers, `timers.…`, because they are the calls.
 local OUTBOX_LIMIT = 1000000     -- with so many entries that no pod has taken, further changes are only counted
 local hooks = nil
+-- Events by cause, where the status does not say them; '' means no event.
+local TOLD = {completed = 'c', skipped = 'c', failed = 'f', retry = 't', snoozed = '', ['handed-back'] = '',
+              ['bare-due'] = '', imported = '', purged = ''}
 local function post(member, r, said, raw)
   if string.sub(member, 1, 7) == 'timers.' then return end
-  -- Events by cause, where the status does not say them; '' means no event.
-  local told = {completed = 'c', skipped = 'c', failed = 'f', retry = 't', snoozed = '', ['handed-back'] = '',
-                ['bare-due'] = '', imported = '', purged = ''}
-  local letter = told[string.match(said, '^%S+')] or (r.status == 's' or r.status == 'w') and 'a' or r.status
+  local letter = TOLD[string.match(said, '^%S+')] or (r.status == 's' or r.status == 'w') and 'a' or r.status
   if letter == '' or not asks(hooks, letter, string.match(member, '^[^:]*')) then return end
   local outbox = root .. 'outbox'
   local waiting = call('XLEN', outbox)
@@ -174,14 +174,15 @@ local function post(member, r, said, raw)
   if waiting == 0 then publish(ARGV[1], tag .. ' outbox') end
 end
 
--- What hooks ask for; whether there is a ledger (the field `@ledger`, which no hook can be); and whether the service is being moved
--- or has moved (the field `@moving`): then what it says, `<phase> <place>`. Every change asks this anyway.
+-- What hooks ask for. Whether there is a ledger is in a field beside them, `@ledger`, and in `@moving` whether the service is being
+-- moved or has moved: then what it says, `<phase> <place>`. No hook can have such a name. Every change asks this anyway.
 local followed, moving = false, nil
 local function ask()
-  local lines = call('HKEYS', root .. 'hooks')
-  for _, line in ipairs(lines) do
-    followed = followed or line == '@ledger'
-    if line == '@moving' then moving = call('HGET', root .. 'hooks', line) end
+  local lines = {}
+  for _, line in ipairs(call('HKEYS', root .. 'hooks')) do
+    if line == '@ledger' then followed = true
+    elseif line == '@moving' then moving = call('HGET', root .. 'hooks', line)
+    else lines[#lines + 1] = line end
   end
   return lines
 end
@@ -199,9 +200,18 @@ local function stay()
 end
 
 -- Note for the ledger what has changed: `<creation> <version>` of the record, and ` gone` if it was removed. Whoever copies it
--- takes the note away if it is still the same, so there is at most one for each timer.
+-- takes the note away if it is still the same, so there is at most one for each timer. What the ledger has already is `kept`.
+-- `conclude` writes the notes together.
+local noted = {}
+local function write_notes()
+  if #noted > 0 then call('HSET', root .. 'changed', unpack(noted)) end
+  noted = {}
+end
 local function follow(member, r)
-  if followed then call('HSET', root .. 'changed', member, text(r.created) .. ' ' .. text(r.version) .. (r.gone or '')) end
+  if not followed or r.kept then return end
+  if #noted >= 2000 then write_notes() end  -- Lua's stack is small
+  local n = #noted
+  noted[n + 1], noted[n + 2] = member, string.format('%d %d%s', r.created, r.version, r.gone or '')
 end
 
 -- What the server says of itself; empty where nobody may ask.
@@ -225,10 +235,8 @@ end
 local watched = true
 local function announce(member, r, said, raw)
   hooks = hooks or ask()
-  if #hooks > 0 then
-    follow(member, r)
-    post(member, r, said, raw)
-  end
+  follow(member, r)
+  if #hooks > 0 then post(member, r, said, raw) end
   if not watched then return end
   local event = table.concat({member, r.status, r.version, r.attempt, text(r.due), now_text, r.processor or '-', said}, '\n')
   watched = publish((string.gsub(ARGV[1], 'wake', 'events', 1)), event) > 0
@@ -346,7 +354,7 @@ end
 local function remove(member, r)
   call('HDEL', record_key(member), member)
   r.gone, hooks = ' gone', hooks or ask()
-  if #hooks > 0 then follow(member, r) end
+  follow(member, r)
   local after = (r.created + 1) * 1000
   if (r.token ~= 0 or followed) and r.token < after and newest_token() < after then
     call('SET', root .. 'token', text(after))
@@ -381,7 +389,7 @@ local function new_life(prefix, r, format, due, body, said, created)
     count('s', prefix, 1)
     birth = birth or math.max(now, math.floor(newest_token() / 1000))
     return {format = format, status = 's', version = 1, token = 0, attempt = 0, failures = 0, occurrence = 1, due = due,
-            created = created or birth, body = body}
+            created = created or birth, kept = created, body = body}
   end
   if r.attempt ~= 0 then r.occurrence = r.occurrence + 1 end
   recount(r.status, 's', prefix)
@@ -515,8 +523,10 @@ local function tally(prefix, by_status)
   elseif ended and sum < 0 and not has_counts(prefix, call) then call('ZREM', root .. 'prefixes', prefix) end
 end
 
--- Call once, last: adds up the counters, and tells the sweepers about a timer that is due before they would poll.
+-- Call once, last: adds up the counters, writes the notes for the ledger, and tells the sweepers about a timer that is due before
+-- they would poll.
 local function conclude()
+  write_notes()
   for prefix in pairs(entries) do flush(prefix) end
   for prefix, by_status in pairs(tallies) do tally(prefix, by_status) end
   if earliest and earliest <= now + WAKE_HORIZON_MS then

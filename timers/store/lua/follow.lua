@@ -1,21 +1,47 @@
 #!lua flags=allow-oom
 -- What the ledger does not have yet. Takes away the notes of what it has now, where they are still the same, and answers further
 -- ones with the records; before them, how far the shard and the ledger have come to agree. From the first call on, changes are noted.
+-- A run that began within FRESH_US is left for later: most have ended by then, and their start and end are copied as one.
 
 local AGREED_MS = 10000  -- how often a shard says that they still agree
+local FRESH_US = 1000000
 local changed = root .. 'changed'
-local cursor, most, first = ARGV[2], ARGV[3], ARGV[4]
-for i = 5, #ARGV, 2 do
-  if call('HGET', changed, ARGV[i]) == ARGV[i + 1] then call('HDEL', changed, ARGV[i]) end
+local cursor, most, first, done = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
+
+local members, same = {unpack(ARGV, 6, 5 + done)}, {}
+if done > 0 then
+  for i, noted in ipairs(call('HMGET', changed, unpack(members))) do
+    if noted == ARGV[5 + done + i] then same[#same + 1] = members[i] end
+  end
 end
-call('HSETNX', root .. 'hooks', '@ledger', first)
-local page, answer = call('HSCAN', changed, cursor, 'COUNT', most), {}
+if #same > 0 then call('HDEL', changed, unpack(same)) end
+if most == '0' then return {now_text} end
+
+local function is_empty()
+  local buckets = {}
+  for i = 0, 255 do buckets[i + 1] = string.format('%srec:%02x', root, i) end
+  return call('EXISTS', unpack(buckets)) == 0
+end
+
+-- A token is the time of its start, in microseconds, or a little later.
+local function is_fresh(raw)
+  return raw and string.sub(raw, 1, 3) == '2 r' and now_us - struct.unpack('>I8', raw, 20) < FRESH_US
+end
+
+if call('HSETNX', root .. 'hooks', '@ledger', first) == 1 and is_empty() then
+  call('HSET', root .. 'hooks', '@ledger', 'refill')  -- as `restore`, but nothing has to be copied afterwards
+end
+local page, answer, fresh = call('HSCAN', changed, cursor, 'COUNT', most), {}, 0
 for i = 1, #page[2], 2 do
-  local member, noted = page[2][i], page[2][i + 1]
-  local n = #answer
-  answer[n + 1], answer[n + 2], answer[n + 3] = member, noted, call('HGET', record_key(member), member)
+  local member = page[2][i]
+  local raw = call('HGET', record_key(member), member)
+  if is_fresh(raw) then fresh = fresh + 1
+  else
+    local n = #answer
+    answer[n + 1], answer[n + 2], answer[n + 3] = member, page[2][i + 1], raw
+  end
 end
 local reached, server = stage()
 local at = tonumber(string.match(reached, '^whole (%d+)'))
 if at and now - at > AGREED_MS then call('HSET', root .. 'hooks', '@ledger', 'whole ' .. now_text .. ' ' .. server) end
-return {now_text, reached, page[1], answer, call('HLEN', changed)}
+return {now_text, reached, page[1], answer, call('HLEN', changed), fresh}

@@ -1,9 +1,10 @@
 #!lua
 -- Put records where they were, out of a copy: each whole, with its entries and counts, unless what is there is as new. So the same
--- call again changes nothing. With `look` it only says what it would do. A copy that says its place in the due index is exact: it
--- keeps that place, and waits for its bare key if it did. It comes into a db that was empty.
+-- call again changes nothing. With `look` it only says what it would do; with `tell` it says after each code what is there then, for a
+-- caller that writes that to the ledger. A copy that says its place in the due index is exact: it keeps that place, and waits for its
+-- bare key if it did. It comes into a db that was empty.
 
-local epoch, format, if_exists, cause, looks = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6] == 'look'
+local epoch, format, if_exists, cause, looks, tells = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6] == 'look', ARGV[6] == 'tell'
 local jump = tonumber(ARGV[7])  -- not 0: out of the ledger
 if not looks and not carries(epoch) then return {now_text, 'foreign'} end
 local answer, newest = {now_text}, 0
@@ -78,7 +79,7 @@ local function restore(prefix, id, since, score, raw)
   local there, trouble, raw_there = read(member)
   if not there and newer_format(raw_there) then return 'newer' end
   local code = there and verdict(there, r, member) or not raw_there and is_gone(r, member) and 'kept'
-  if code or looks then return code or 'restored' end
+  if code or looks then return code or 'restored', raw_there end
   if raw_there and not there then quarantine(prefix, id, trouble, raw_there) end
   local refusal
   if r.status == 's' then refusal = set_trigger(prefix, id, r.due)
@@ -102,14 +103,14 @@ local function restore(prefix, id, since, score, raw)
   r.format, newest = format, math.max(newest, r.token)
   r.version = r.version + jump
   if cause ~= '' then note(r, cause) end
-  r.said = 'imported'
-  write(member, r)
-  return 'restored'
+  r.said, r.kept = 'imported', tells
+  return 'restored', write(member, r)
 end
 
 for i = 8, #ARGV do
   local prefix, id, since, score, from = string.match(ARGV[i], '^(%S+) (%S+) ([^/%s]+)/?(%S*)\n()')
-  answer[i - 6] = restore(prefix, id, since, score ~= '' and score or nil, string.sub(ARGV[i], from))
+  local code, raw = restore(prefix, id, since, score ~= '' and score or nil, string.sub(ARGV[i], from))
+  answer[i - 6] = tells and raw and code .. '\n' .. raw or code
 end
 if newest > newest_token() then call('SET', root .. 'token', text(newest)) end
 conclude()
