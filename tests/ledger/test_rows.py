@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from timers.ledger.database import Database
-from timers.ledger.rows import Row, insert, save, tombstone
+from timers.ledger.rows import NewRow, Row, insert, save, tombstone
 from timers.ledger.schema import PURGED, timers
 
 FIRST = Row("p", "a", 0, "scheduled", 1, 0, 0, 0, 1, 2000, 1000, 1000, '{"payload":"ü"}', "", "")
@@ -59,8 +59,14 @@ async def test_only_new_and_removed_timers_are_inserted(database: Database) -> N
     gone = tombstone("p", "gone", 0, version=4, created=1000, at_ms=5000)
     async with database.transaction() as connection:
         await save(connection, [FIRST, gone])
-        wanted = [FIRST, state(id="b"), state(id="gone", created=1000), state(id="gone", created=1001)]
-        wanted = [row._replace(created=row.created + 5) if row.id == "a" else row for row in wanted]
-        assert await insert(connection, wanted) == {("p", "b"), ("p", "gone")}
-        assert await insert(connection, wanted) == set()
-    assert [(row[1], row[10]) for row in await kept(database)] == [("a", 1000), ("b", 1000), ("gone", 1001)]
+        there = (("a", 1005, 1), ("b", 1000, 1), ("gone", 1000, 1), ("b", 1000, 2))
+        wanted = [NewRow("p", name, 0, due, created, "{}", "") for name, created, due in there]
+        later = NewRow("p", "gone", 0, 1, 1001, "{}", "")
+        assert await insert(connection, wanted) == {("p", "b")}
+        assert await insert(connection, [later]) == {("p", "gone")}
+        assert await insert(connection, [*wanted, later]) == set()
+    assert [(row[1], row[9], row[10]) for row in await kept(database)] == [
+        ("a", FIRST.due, 1000),
+        ("b", 1, 1000),
+        ("gone", 1, 1001),
+    ]

@@ -118,6 +118,20 @@ async def test_who_was_faster_decides_and_the_ledger_agrees(
     assert await in_ledger(database) == await in_redis(fleet.store)
 
 
+async def test_of_two_creates_at_once_the_ledger_has_the_one_that_redis_made(
+    fleet: Fleet, client: TimerClient, database: Database
+) -> None:
+    for rest in ({}, {"if_exists": "keep"}, {"if_exists": "replace"}):
+        name = rest.get("if_exists", "error")
+        first, second = (
+            NewTimer.parse({"prefix": "note", "id": name, "delay": "24h", "payload": payload, **rest})
+            for payload in ("first", "second")
+        )
+        await client.batch([first, second])
+        assert await in_ledger(database) == await in_redis(fleet.store), name
+    assert (await client.get("note", "error")).payload == "first"
+
+
 async def test_a_purged_name_is_free_again(fleet: Fleet, client: TimerClient, database: Database) -> None:
     for payload in range(3):
         await client.create("note", "a", delay="24h", payload=payload)

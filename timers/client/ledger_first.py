@@ -12,12 +12,13 @@ from typing import Any, Final
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.client.copies import record_of, restored, row_of_timer
+from timers.core.fields import encode
 from timers.core.model import RESTORED, Status, Timer
 from timers.core.shapes import Durability
 from timers.errors import Moving, Unavailable
 from timers.ledger import requests, rows
 from timers.ledger.database import Database
-from timers.ledger.rows import Row
+from timers.ledger.rows import NewRow, Row
 from timers.store import codec
 from timers.store.callers import Quota, Quotas
 from timers.store.codec import JUMP
@@ -70,7 +71,7 @@ class LedgerFirst:
         sent = [arming._replace(due=_absolute(arming.due, now_ms), created_ms=now_ms) for arming in armings]
         if not sent:
             return sent, set()
-        written = await self._database.do(partial(rows.insert, rows=[self._row(_timer(a)) for a in sent]))
+        written = await self._database.do(partial(rows.insert, rows=[self._new_row(a) for a in sent]))
         there = [(a.prefix, a.id) for a in sent if (a.prefix, a.id) not in written]
         await self.give_back(there)
         return [a if (a.prefix, a.id) in written else a._replace(created_ms=0) for a in sent], written
@@ -151,6 +152,11 @@ class LedgerFirst:
         if some:
             found = await self._database.do(partial(rows.find, identities=some))
             await restore(self._store, restored(found.values()), cause=RESTORED, jump=JUMP)
+
+    def _new_row(self, arming: Arming) -> NewRow:
+        prefix, timer_id, due = arming[:3]
+        said = (encode(arming.spec), codec.encode_progress(arming.progress))
+        return NewRow(prefix, timer_id, self._store.shard_of(prefix, timer_id), int(due[1:]), arming.created_ms, *said)
 
     def _row(self, timer: Timer) -> Row:
         return row_of_timer(self._store.shard_of(timer.prefix, timer.id), timer)

@@ -1,6 +1,6 @@
 """Owns the rows of timers: how a record is kept in SQL, and that a row never goes back to an older state."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -9,6 +9,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.core.fields import encode
+from timers.core.model import Status
 from timers.ledger.database import Database
 from timers.ledger.schema import PURGED, timers
 
@@ -41,6 +42,28 @@ class Row(NamedTuple):
     history: str
 
 
+class NewRow(NamedTuple):
+    """What tells a timer that nobody has run or changed from another one."""
+
+    prefix: str
+    id: str
+    shard: int
+    due: int
+    created: int
+    spec: str
+    progress: str
+
+
+_UNTRIED: Final = {
+    "status": Status.SCHEDULED.value,
+    "version": 1,
+    "token": 0,
+    "attempt": 0,
+    "failures": 0,
+    "occurrence": 1,
+    "history": "",
+}
+
 IDENTITY: Final = sa.tuple_(timers.c.prefix, timers.c.id)
 _COLUMNS: Final = [timers.c[name] for name in Row._fields]
 
@@ -66,21 +89,24 @@ def _some(rows: Iterable[Row]) -> Iterator[Sequence[Row]]:
     return (newest[start : start + SAVED] for start in range(0, len(newest), SAVED))
 
 
-def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    return dict(zip(Row._fields, map(list, zip(*rows, strict=True)), strict=True))
+def _columns(rows: Sequence[Row] | Sequence[NewRow]) -> dict[str, list[Any]]:
+    return dict(zip(rows[0]._fields, map(list, zip(*rows, strict=True)), strict=True))
 
 
 def _fields(row: Row) -> dict[str, Any]:
     return row._asdict()
 
 
-async def insert(connection: AsyncConnection, rows: Sequence[Row]) -> set[tuple[str, str]]:
-    """Write rows of timers that the ledger does not have, or whose earlier life was removed. Returns the prefix and id
-    of those that were written."""
+async def insert(connection: AsyncConnection, rows: Sequence[NewRow]) -> set[Identity]:
+    """Write rows of timers that the ledger does not have, or whose earlier life was removed; of one timer's rows the
+    first, as Redis does. Returns those that were written."""
     dialect, written = connection.dialect.name, set()
-    for some in _some(rows):
+    first = sorted({(row.prefix, row.id): row for row in reversed(rows)}.values())
+    for start in range(0, len(first), SAVED):
+        some = first[start : start + SAVED]
         given: dict[str, Any] = _columns(some) if dialect == "postgresql" else {"rows": encode(some)}
-        written |= {(prefix, timer_id) for prefix, timer_id in await connection.execute(_INSERTS[dialect], given)}
+        found = (await connection.execute(_INSERTS[dialect], given)).all()
+        written |= {(prefix, timer_id) for prefix, timer_id in found}
     return written
 
 
@@ -94,7 +120,7 @@ async def page(database: Database, shard: int, prefix: str, id: str, *, since_ms
 
 
 async def _read(asked: sa.Select[Any], connection: AsyncConnection) -> list[Row]:
-    return [Row._make(row) for row in await connection.execute(asked)]
+    return [Row._make(row) for row in (await connection.execute(asked)).all()]
 
 
 async def reshard(database: Database, shard_of: Callable[[str, str], int]) -> int:
@@ -203,37 +229,47 @@ def _upsert(insert: _Insert, *, only_removed: bool = False) -> _Insert:
     )
 
 
-def _of_arrays() -> sa.Select[Any]:
+def _of_arrays(fields: Sequence[str]) -> sa.FromClause:
     """The rows of arrays, one for each column, so that the statement is the same for any number of rows."""
     arrays = [
-        sa.cast(sa.bindparam(name), postgresql.ARRAY(sa.BigInteger if name in _NUMBERS else sa.Text))
-        for name in Row._fields
+        sa.cast(sa.bindparam(name), postgresql.ARRAY(sa.BigInteger if name in _NUMBERS else sa.Text)) for name in fields
     ]
-    found = sa.func.unnest(*arrays).table_valued(*Row._fields).render_derived()
-    return sa.select(*(found.c[name] for name in Row._fields))
+    return sa.func.unnest(*arrays).table_valued(*fields).render_derived()
 
 
-def _of_json() -> sa.Select[Any]:
-    """As `_of_arrays`, of a list of lists in JSON: 15,000 parameters would be rendered anew each time."""
+def _new_of_arrays() -> sa.Select[Any]:
+    found = _of_arrays(NewRow._fields)
+    return _new({name: found.c[name] for name in NewRow._fields})
+
+
+def _new_of_json() -> sa.Select[Any]:
+    """As `_new_of_arrays`, of a list of lists in JSON: thousands of parameters would be rendered anew each time."""
     each = sa.func.json_each(sa.bindparam("rows", type_=sa.Text)).table_valued("value")
-    parts = (sa.func.json_extract(each.c.value, f"$[{place}]") for place in range(len(Row._fields)))
-    return sa.select(*parts).where(sa.text("true"))  # without a condition ON CONFLICT would be read as that of a join
+    parts = {name: sa.func.json_extract(each.c.value, f"$[{place}]") for place, name in enumerate(NewRow._fields)}
+    return _new(parts).where(sa.text("true"))  # without a condition ON CONFLICT would be read as that of a join
+
+
+def _new(given: Mapping[str, sa.ColumnElement[Any]]) -> sa.Select[Any]:
+    """All columns of new rows of which these are given."""
+    rest: dict[str, sa.ColumnElement[Any]] = {name: sa.literal(value) for name, value in _UNTRIED.items()}
+    rest |= {"changed": given["created"]}
+    return sa.select(*({**rest, **given}[name] for name in Row._fields))
 
 
 _NUMBERS: Final = {name for name, kind in Row.__annotations__.items() if kind is int}
 
 
-def _plain(dialect: str) -> _Insert:
-    if dialect == "postgresql":
-        return postgresql.insert(timers).from_select(Row._fields, _of_arrays())
-    return sqlite.insert(timers)
-
-
-_UPSERTS: Final = {dialect: _upsert(_plain(dialect)) for dialect in ("sqlite", "postgresql")}
+_INTO: Final[Mapping[str, _Insert]] = {"sqlite": sqlite.insert(timers), "postgresql": postgresql.insert(timers)}
+_ARRAYS: Final = _of_arrays(Row._fields)
+_UPSERTS: Final = {
+    "sqlite": _upsert(_INTO["sqlite"]),
+    "postgresql": _upsert(
+        _INTO["postgresql"].from_select(Row._fields, sa.select(*(_ARRAYS.c[name] for name in Row._fields)))
+    ),
+}
 _INSERTS: Final = {
-    dialect: _upsert(insert_of, only_removed=True).returning(timers.c.prefix, timers.c.id)
-    for dialect, insert_of in (
-        ("sqlite", sqlite.insert(timers).from_select(Row._fields, _of_json())),
-        ("postgresql", _plain("postgresql")),
+    dialect: _upsert(_INTO[dialect].from_select(Row._fields, new), only_removed=True).returning(
+        timers.c.prefix, timers.c.id
     )
+    for dialect, new in (("sqlite", _new_of_json()), ("postgresql", _new_of_arrays()))
 }
