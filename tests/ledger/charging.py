@@ -14,6 +14,9 @@ from timers import Context, Done, Rearm, Timer, processor
 from timers.ledger import once
 
 CHARGE: Final = text("INSERT INTO charges VALUES (:id, :occurrence, :what, :cents)")
+LEVELS: Final = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
+"""Isolation levels of PostgreSQL; one occurrence after the other has another. SQLite has only the last."""
+
 KILLS: Final = 3
 """Timers whose fifth run kills its pod between the commit and the end of the run."""
 
@@ -31,7 +34,9 @@ async def database() -> AsyncIterator[AsyncEngine]:
 @processor("charge", lifespan=database, retry={"base": "10ms", "max_attempts": 1000})
 async def charge(timer: Timer, context: Context[AsyncEngine]) -> Rearm | Done:
     left, number = timer.payload, timer.occurrence
-    async with context.state.begin() as tx, once(tx, context) as effects:
+    level = "SERIALIZABLE" if context.state.dialect.name == "sqlite" else LEVELS[number % len(LEVELS)]
+    engine = context.state.execution_options(isolation_level=level)
+    async with engine.begin() as tx, once(tx, context) as effects:
         await tx.execute(CHARGE, charges(timer.id, number))
         ended = effects.ends(Rearm(after=0, payload=left - 1) if left > 1 else Done("all paid"))
     if timer.attempt == 1:

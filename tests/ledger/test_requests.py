@@ -1,10 +1,12 @@
 """What applications write into the inbox: checked before, in their own transaction, by any driver."""
 
+import asyncio
 import json
 import sqlite3
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 import psycopg
@@ -148,6 +150,41 @@ async def test_a_cursor_of_any_driver(tmp_path: Path) -> None:
         ("note", "c", "change", {"payload": 1}),
     ]
     await database.close()
+
+
+async def test_django(database: Database, ledger_url: str) -> None:
+    """In a process of its own, because Django's settings are those of a process."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _DJANGO, ledger_url)
+    assert await process.wait() == 0
+    assert await rows(database) == [("note", "a", "create", {"delay": "1h"})]
+
+
+_DJANGO: Final = """
+import sys
+
+from django.conf import settings
+from django.db import connection, transaction
+from sqlalchemy import make_url
+
+from timers.ledger import statement
+
+url = make_url(sys.argv[1])
+if url.get_backend_name() == "sqlite":
+    place = {"ENGINE": "django.db.backends.sqlite3", "NAME": url.database}
+else:
+    place = {"ENGINE": "django.db.backends.postgresql", "NAME": url.database, "HOST": url.query["host"]}
+    place["USER"] = "postgres"
+settings.configure(DATABASES={"default": place})
+with transaction.atomic(), connection.cursor() as cursor:
+    cursor.execute(*statement("note", "a", delay="1h"))
+try:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(*statement("note", "b", delay="1h"))
+        raise KeyError
+except KeyError:
+    pass
+connection.close()
+"""
 
 
 async def test_rows_of_any_language(database: Database) -> None:
