@@ -63,7 +63,7 @@ TOGETHER_BYTES: Final = 1 << 20
 """Records that are written in one transaction. Neighbours in the table lie in many buckets, so a small transaction
 would write the same pages of it again and again; a large one would keep callers waiting."""
 
-FRESH_SECONDS: Final = 1.0
+FRESH_SECONDS: Final = 0.3
 """How long `follow` leaves the note of a run that has just begun."""
 
 HELP_SECONDS: Final = 1.0

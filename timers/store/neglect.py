@@ -10,8 +10,8 @@ SAMPLED: Final = 4
 
 
 class Neglect:
-    """What was seen of some shards at the last look. A pod that copies takes each note away within half a second, so
-    one that is still the same at the next look, a second later, was left alone."""
+    """What was seen of some shards at the last look. A pod that copies takes each note away within 0.8 s, so one
+    that is still the same at the next look, a second later, was left alone."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -4,7 +4,7 @@
 -- A run that began within FRESH_US is left for later: most have ended by then, and their start and end are copied as one.
 
 local AGREED_MS = 10000  -- how often a shard says that they still agree
-local FRESH_US = 1000000
+local FRESH_US = 300000  -- as FRESH_SECONDS of the pod. If it were longer, it would look as if nobody copied (`Neglect`)
 local changed = root .. 'changed'
 local cursor, most, first, done = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 
@@ -25,7 +25,8 @@ end
 
 -- A token is the time of its start, in microseconds, or a little later.
 local function is_fresh(raw)
-  return raw and string.sub(raw, 1, 3) == '2 r' and now_us - struct.unpack('>I8', raw, 20) < FRESH_US
+  if not raw or #raw < HEAD_BYTES or string.sub(raw, 1, 3) ~= '2 r' then return false end
+  return now_us - select(5, struct.unpack(HEAD, raw, 4)) < FRESH_US
 end
 
 if call('HSETNX', root .. 'hooks', '@ledger', first) == 1 and is_empty() then
