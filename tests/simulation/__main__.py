@@ -15,7 +15,7 @@ from tests.simulation.plants import NO_PLANT, PLANTS
 from tests.simulation.story import shrink, tell
 from tests.simulation.world import play, simulated
 
-CHUNK: Final = 200
+CHUNK: Final = 100
 """Worlds that one process plays before it says how they went."""
 
 
