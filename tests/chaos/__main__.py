@@ -35,6 +35,9 @@ def main(
     ledger: Annotated[
         Literal["sqlite", "postgresql"] | None, typer.Option(help="default: both, where a ledger is needed; else none")
     ] = None,
+    once: Annotated[
+        Literal["sqlite", "postgresql"] | None, typer.Option(help="where effects happen once; default: there are none")
+    ] = None,
     pods: int = 3,
     lease_ms: int = 4_000,
     drain_s: float = 120.0,
@@ -55,6 +58,7 @@ def main(
             seed=one,
             family=server,
             ledger=beside,
+            once=once or "",
             lease_ms=lease_ms,
             drain_s=drain_s,
         )

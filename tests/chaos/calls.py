@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -14,7 +14,7 @@ from tests.chaos.over_http import HttpClient
 from tests.chaos.over_http import Made as OverHttp
 from tests.chaos.processors import PREFIX, Behaviour, prefix_of
 from tests.chaos.witness import Event, Kind, Made, Verb, Witness
-from timers import NewTimer, TimerClient, TimersError
+from timers import NewTimer, Status, TimerClient, TimersError
 from timers.client import Armed
 from timers.core.policies import Repeat
 from timers.errors import AlreadyExists, LedgerUnavailable, Refused, Unavailable
@@ -23,6 +23,12 @@ BATCH: Final = 500
 TRIES: Final = 50
 TRY_AGAIN_S: Final = 0.2
 REPEAT_EVERY: Final = "700ms"
+
+BareChange = Literal["", "set", "deleted"]
+"""What becomes of a bare key before its end: nothing, it is set again, it is deleted."""
+
+_LONGER_MS: Final = 3_000
+"""How long a key lives that is set again."""
 
 LOOK_BEFORE_S: Final = 0.5
 """How long before it expires a bare key is to be a timer that can be read, if it counts as created."""
@@ -78,19 +84,52 @@ class Calls:
                 return
             await asyncio.sleep(TRY_AGAIN_S)
 
-    async def set_bare(self, timer_id: str, life_ms: int, behaviour: Behaviour) -> None:
-        """Sets a bare key as any client may, and checks shortly before its end whether it was adopted: only then
-        is it certain to fire, because a lost event loses a key that no pod has seen. Returns when the key is gone."""
-        key, due_ms = f"{PREFIX}:{timer_id}", time.time_ns() // 1_000_000 + life_ms
+    async def set_bare(self, timer_id: str, life_ms: int, behaviour: Behaviour, change: BareChange = "") -> None:
+        """Sets a bare key as any client may, and checks shortly before its end whether it was adopted: only then is it
+        certain to fire, because a lost event loses a key that no pod has seen. After a third of its life it may be set
+        again or deleted. Returns when the key is gone."""
+        key, due_ms = f"{PREFIX}:{timer_id}", _now_ms() + life_ms
         call = self._witness.invoke(Verb.CREATE, named(timer_id), due_ms=due_ms, slots=1, if_exists="replace")
         adopted = False
         with suppress(RedisError, TimersError):
             await self._redis.set(key, json.dumps(behaviour), px=life_ms)
-            await asyncio.sleep(life_ms / 1000 - LOOK_BEFORE_S)
+            if change:
+                await asyncio.sleep(life_ms / 3000)
+                due_ms = await (self._set_again if change == "set" else self._delete)(timer_id, key, due_ms, behaviour)
+            await asyncio.sleep((due_ms - _now_ms()) / 1000 - LOOK_BEFORE_S)
             adopted = (await self._client.get(PREFIX, timer_id)).due_ms >= due_ms
         self._witness.answer(call, Kind.OK if adopted else Kind.INFO, Made.CREATED if adopted else "")
         await asyncio.sleep(2 * LOOK_BEFORE_S)
         await self._gone(key)
+
+    async def _set_again(self, timer_id: str, key: str, due_ms: int, behaviour: Behaviour) -> int:
+        """Set the key again if it is there still, which moves its timer. Returns when it is due now."""
+        later_ms = _now_ms() + _LONGER_MS
+        call = self._witness.invoke(Verb.RESCHEDULE, named(timer_id), due_ms=later_ms)
+        kind, is_set = Kind.INFO, False
+        try:
+            is_set = bool(await self._redis.set(key, json.dumps(behaviour), px=_LONGER_MS, xx=True))
+            kind = Kind.OK if is_set else Kind.FAIL
+        finally:
+            self._witness.answer(call, kind, Made.SET if is_set else "")
+        return later_ms if is_set else due_ms
+
+    async def _delete(self, timer_id: str, key: str, due_ms: int, _: Behaviour) -> int:
+        """Delete the key. Its timer counts as cancelled once the service says so before its time: a pod that looks
+        later cannot tell a key that was deleted from one that has expired."""
+        call = self._witness.invoke(Verb.CANCEL, named(timer_id))
+        kind = Kind.INFO
+        try:
+            await self._redis.delete(key)
+            while kind is Kind.INFO and _now_ms() < due_ms - LOOK_BEFORE_S * 1000:
+                await asyncio.sleep(TRY_AGAIN_S)
+                kind = Kind.OK if await self._is_cancelled(timer_id) else Kind.INFO
+        finally:
+            self._witness.answer(call, kind)
+        return due_ms
+
+    async def _is_cancelled(self, timer_id: str) -> bool:
+        return bool((await self._client.get(PREFIX, timer_id)).status is Status.CANCELLED)
 
     async def _gone(self, key: str) -> None:
         """Waits until the key is gone. Asks only after its end, because asking makes Redis expire a key that is due."""
@@ -124,6 +163,10 @@ class Calls:
             self._witness.answer(call, Kind.INFO, type(error).__name__)
         else:
             self._witness.answer(call, Kind.OK)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def named(timer_id: str) -> str:

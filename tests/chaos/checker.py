@@ -8,6 +8,7 @@ from itertools import chain
 from tests.chaos import attempt_rules, key_rules, life_rules
 from tests.chaos.figures import figures
 from tests.chaos.findings import FINISHED, Counts, EndState, Finding, Property, Report
+from tests.chaos.late_rules import Punctual, Waits
 from tests.chaos.timeline import Faults, Story, stories
 from tests.chaos.witness import Event, FaultKind, Kind
 
@@ -30,16 +31,18 @@ def check(
     """
     told = stories(history)
     faults = Faults((event for event in history if event.kind in {Kind.FAULT_ON, Kind.FAULT_OFF}), lease_ms)
+    punctual = Punctual(faults, Waits.of(history), lease_ms)
     findings = list(
         chain(
             *(_of_story(story, end_states.get(timer), faults, max_attempts) for timer, story in told.items()),
+            *map(punctual.late, told.values()),
             life_rules.one_at_a_time(told, faults),
             _strangers(told, end_states),
             _conservation(told, end_states, counts),
             _disorder(history, complaints),
         )
     )
-    return Report(findings, figures(history, told, faults))
+    return Report(findings, figures(history, told, faults, punctual.starved))
 
 
 def _of_story(story: Story, end: EndState | None, faults: Faults, max_attempts: int | None) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,10 +18,7 @@ from timers.embedded import Family
 _ARMED_PER_S: Final = 8_000
 """A cautious guess, so that a large number of timers is armed before the first of them is due."""
 
-NOT_COVERED: Final = (
-    "loss of the server's data, partitions of single pods, clock steps, "
-    "changes of bare keys, lateness beyond its figures"
-)
+NOT_COVERED: Final = "other faults than those of its trouble, clock steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +36,19 @@ class Plan:
     seed: int = 1
     family: Family = "redis"
     ledger: Ledger = ""
+    once: Ledger = ""
     lease_ms: int = 4_000
     drain_s: float = 60.0
 
     @property
     def command(self) -> str:
         """The command that repeats the run."""
+        beside = {"ledger": self.ledger, "once": self.once}
         return (
             f"python -m tests.chaos --trouble {self.trouble} --timers {self.timers} --times {self.times} "
             f"--spread-s {self.spread_s:g} --pods {self.pods} --seed {self.seed} --family {self.family} "
-            f"--lease-ms {self.lease_ms} --drain-s {self.drain_s:g}{self.ledger and ' --ledger '}{self.ledger}"
+            f"--lease-ms {self.lease_ms} --drain-s {self.drain_s:g}"
+            + "".join(f" --{option} {value}" for option, value in beside.items() if value)
         )
 
 
@@ -76,13 +76,25 @@ async def run(plan: Plan, directory: Path) -> Result:
     """Does a whole run in `directory`, which must be empty. Raises the same errors as `Stage.judge`."""
     begin = time.monotonic()
     trouble = TROUBLES[plan.trouble]
-    needs = replace(trouble.needs, ledger=plan.ledger)
+    needs = replace(trouble.needs, ledger=plan.ledger, once=plan.once)
     async with stage(directory, family=plan.family, pods=plan.pods, lease_ms=plan.lease_ms, needs=needs) as on:
         ids = await _live_through(plan, trouble, on)
         disagreed = await _disagreement(on, plan)
         report = await on.judge(ids, drain_s=plan.drain_s)
-        report = replace(report, findings=[*report.findings, *disagreed])
+        report = replace(report, findings=[*_meant(report.findings, trouble), *disagreed])
         return Result(plan, on.server.name, time.monotonic() - begin, report)
+
+
+def _meant(findings: Sequence[Finding], trouble: Trouble) -> Iterator[Finding]:
+    """Without what is known of the earlier version: its idempotency keys are others, and it leaves finished timers in
+    the index of those that are retrying, which it does not know. The audit takes them out."""
+    return (each for each in findings if not (trouble.needs.past and _is_of_the_past(each)))
+
+
+def _is_of_the_past(finding: Finding) -> bool:
+    return finding.property is Property.KEYS or (
+        finding.property is Property.CONSERVATION and ":retrying" in finding.explanation
+    )
 
 
 async def _disagreement(on: Stage, plan: Plan) -> list[Finding]:
@@ -100,8 +112,8 @@ async def _live_through(plan: Plan, trouble: Trouble, on: Stage) -> list[str]:
     rng = random.Random(plan.seed)
     head_start_s = 1.0 + plan.timers / _ARMED_PER_S
     begin_ms = int((time.time() + head_start_s) * 1000)
-    some: dict[str, Any] = {"one_in": 10, "bare": False} if plan.ledger else {}
-    some["lease_ms"] = plan.lease_ms
+    some: dict[str, Any] = {"one_in": 10} if plan.ledger else {}
+    some |= {"bare": not (plan.ledger or trouble.loses), "lease_ms": plan.lease_ms, "once": bool(plan.once)}
     workload = Workload.drawn(plan.timers, begin_ms, plan.spread_s, rng, **some)
     changes = workload.changes(on.calls, on.by_http, begin_ms, plan.spread_s, rng)
     moments = trouble.moments(plan.times, plan.spread_s, rng)

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from tests.chaos.findings import Completion, Counts, EndState
 from tests.chaos.pods import until
-from tests.chaos.processors import PREFIX, SERIAL, prefix_of
+from tests.chaos.processors import PREFIXES, prefix_of
 from tests.conservation import conserved
 from tests.ledger.copies import agreed
 from tests.waiting import patient
@@ -38,7 +38,7 @@ async def by_status(redis: Redis) -> dict[str, int]:
         counts: dict[bytes, bytes] = await redis.hgetall(f"timers:{{{shard}}}:counts")  # type: ignore[assignment]
         for field, number in counts.items():
             letter, prefix = field.decode().split(" ", 1)
-            found[letter] += int(number) if prefix in (PREFIX, SERIAL) else 0
+            found[letter] += int(number) if prefix in PREFIXES else 0
     return found
 
 

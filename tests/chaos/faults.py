@@ -2,12 +2,13 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 from tests.chaos.pods import Pod, until
+from tests.chaos.proxy import Moment
 from tests.chaos.witness import FaultKind, Witness
 from tests.waiting import DEADLINE_SECONDS
 
@@ -47,12 +48,14 @@ async def paused(witness: Witness, pod: Pod) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def throttled(pod: Pod) -> AsyncIterator[None]:
+async def throttled(witness: Witness, pod: Pod) -> AsyncIterator[None]:
     """A tenth of a core for as long as the block lasts: the pod is stopped for 90 ms of each 100."""
-    ended = asyncio.Event()
+    fault, stops, ended = witness.fault_on(FaultKind.QUOTA, pod.name), 0, asyncio.Event()
 
     async def throttle() -> None:
+        nonlocal stops
         while not ended.is_set():
+            stops += 1
             pod.send(signal.SIGSTOP)
             await asyncio.sleep(0.09)
             pod.send(signal.SIGCONT)
@@ -64,6 +67,38 @@ async def throttled(pod: Pod) -> AsyncIterator[None]:
     finally:
         ended.set()
         await throttling
+        witness.fault_off(fault, f"stopped {stops} times")
+
+
+@asynccontextmanager
+async def cut_off(witness: Witness, pod: Pod) -> AsyncIterator[None]:
+    """Nothing passes between this pod and the server for as long as the block lasts."""
+    fault = witness.fault_on(FaultKind.PARTITION, pod.name)
+    async with pod.gate.shut():
+        yield
+        held = pod.gate.held
+    witness.fault_off(fault, f"{held} bytes held up" if held else "")
+
+
+async def kill_at(witness: Witness, pods: Sequence[Pod], script: str, moment: Moment) -> Pod:
+    """SIGKILL of the first of the pods that calls a script, at a moment of that call; of the first pod if none calls
+    it in time. Returns the victim."""
+    catching = {pod.gate.catch(script, moment): pod for pod in pods}
+    victim, where = pods[0], ""
+    for caught in asyncio.as_completed(list(catching)):
+        if await caught:
+            where = f", {moment} {script}"
+            victim = next(
+                pod for task, pod in catching.items() if task.done() and not task.cancelled() and task.result()
+            )
+            break
+    for task in catching:
+        task.cancel()
+    fault = witness.fault_on(FaultKind.KILL, victim.name)
+    victim.send(signal.SIGKILL)
+    code = await victim.ended()
+    witness.fault_off(fault, f"pid {victim.pid} ended with {code}{where}" if code == -signal.SIGKILL else "")
+    return victim
 
 
 async def _is_stopped(pid: int) -> bool:

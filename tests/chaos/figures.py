@@ -12,7 +12,7 @@ from tests.chaos.witness import Event, FaultKind, Kind, Made, Verb
 _MS = 1_000_000
 
 
-def figures(history: Iterable[Event], told: Mapping[str, Story], faults: Faults) -> Figures:
+def figures(history: Iterable[Event], told: Mapping[str, Story], faults: Faults, starved: int) -> Figures:
     """The figures of a whole history."""
     chains = [runs for story in told.values() for runs in story.chains()]
     late = sorted(late for story in told.values() for late in _lateness_ms(story))
@@ -29,6 +29,7 @@ def figures(history: Iterable[Event], told: Mapping[str, Story], faults: Faults)
         lateness_max_ms=_quantile(late, 1.0),
         takeover_max_ms=max(_after_kills_ms(taken_over, faults), default=None),
         backlog_max_ms=max(_backlog_ms(history, told.values()), default=None),
+        starved=starved,
         faults_proven=faults.proven,
         faults_unproven=faults.unproven,
     )

@@ -16,6 +16,7 @@ class Property(StrEnum):
 
     LOST = "P1 no lost timer"
     EARLY = "P2 never early"
+    LATE = "P3 bounded lateness"
     ONE_WINNER = "P4 one winner"
     TOKENS_RISE = "P5 tokens rise"
     CANCEL = "P6 cancel cancels"
@@ -26,9 +27,10 @@ class Property(StrEnum):
     CONSERVATION = "P11 conservation"
     SERVED = "P12 the processor meant, and no more at once than it allows"
     ORDERLY = "P13 orderly"
-    KEYS = "P16 one idempotency key for an occurrence"
     TOLD = "P14 hooks are told"
     COPIED = "P15 the ledger agrees"
+    KEYS = "P16 one idempotency key for an occurrence"
+    ONCE = "P17 effects happen once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,9 @@ class Figures:
     """The run in numbers. Lateness is that of first attempts, in milliseconds; None if there were none.
 
     `duplicates` counts repeated starts that no failure or hand-back asked for: faults explain all of them if nothing
-    was found. `hidden_attempts` were claimed but never seen to start. `takeover_max_ms` is the longest time from a kill
-    to the next start of a run that it ended. `backlog_max_ms` is the time from the server's first answer after an
+    was found. `hidden_attempts` were claimed but never seen to start. `takeover_max_ms` is the longest time from a
+    kill to the next start of a run that it ended. `starved` counts starts that were later than they may be only
+    because the machine had no core for them. `backlog_max_ms` is the time from the server's first answer after an
     outage to the last start of a timer that had become due during it.
     """
 
@@ -104,6 +107,7 @@ class Figures:
     lateness_max_ms: float | None
     takeover_max_ms: float | None
     backlog_max_ms: float | None
+    starved: int
     faults_proven: int
     faults_unproven: int
 

@@ -86,6 +86,10 @@ class Past:
         self._add(Kind.FAULT_ON, at, fault=kind, pod=pod, call=name)
         self._add(Kind.FAULT_OFF, at + took, fault=kind, pod=pod, call=name, proof=proof, exit_code=exit_code)
 
+    def waited(self, pod: str, at: int, waited_ms: int) -> None:
+        """`pod` has waited so long for a core by then."""
+        self._add(Kind.WAITED, at, pod=pod, waited_ms=waited_ms)
+
     def completed(self, timer: str, at: int, *, attempt: int = 1, token: int | None = None) -> None:
         """The record says that `attempt`, the newest, completed the timer at `at`."""
         self.ended(timer, "completed", attempt=attempt, token=token, completions=(Completion(attempt, EPOCH_MS + at),))

@@ -1,6 +1,6 @@
 """Which promise each plant breaks."""
 
-from tests.chaos import key_plants, plants
+from tests.chaos import key_plants, late_plants, plants
 from tests.chaos.findings import Property
 
 PLANTS: dict[Property, list[plants.Plant]] = {
@@ -17,6 +17,13 @@ PLANTS: dict[Property, list[plants.Plant]] = {
         plants.early_by_its_own_word,
         plants.early_by_what_was_asked_for,
         plants.early_by_a_lost_reschedule,
+    ],
+    Property.LATE: [
+        late_plants.late_for_no_reason,
+        late_plants.late_after_an_outage,
+        late_plants.late_after_a_kill,
+        late_plants.late_though_its_pod_had_a_core,
+        late_plants.late_by_more_than_its_pod_waited,
     ],
     Property.ONE_WINNER: [
         plants.overlap,

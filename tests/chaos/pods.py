@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, Self
 
 from redis.asyncio import Redis
 
 from tests.chaos.processors import DIRECTORY_VARIABLE
+from tests.chaos.proxy import Proxy
 from tests.nursery import ROOT, Child, start_timers
 from tests.servers import free_port
 from tests.waiting import DEADLINE_SECONDS
@@ -47,25 +49,52 @@ class Pod:
     processor that others have."""
 
     def __init__(
-        self, name: str, process: Child | subprocess.Popen[bytes], log: Path, *, narrow: bool, address: str
+        self,
+        name: str,
+        process: Child | subprocess.Popen[bytes],
+        log: Path,
+        *,
+        narrow: bool,
+        address: str,
+        gate: Proxy | None,
+        is_past: bool,
     ) -> None:
-        self.name, self.narrow, self.address = name, narrow, address
+        """`gate` is its own way to the server, if it has one. `is_past` if it is of an earlier version."""
+        self.name, self.narrow, self.address, self._gate, self.is_past = name, narrow, address, gate, is_past
         self._process = process
         self._log = log
         self._signs: set[float] = set()
 
     @classmethod
-    def start(cls, name: str, directory: Path, settings: Mapping[str, str], *, narrow: bool = False) -> Self:
+    def start(
+        cls,
+        name: str,
+        directory: Path,
+        settings: Mapping[str, str],
+        *,
+        narrow: bool = False,
+        gate: Proxy | None = None,
+        past: Path | None = None,
+    ) -> Self:
         """Starts a pod that writes its witness file and log to `directory`. Does not wait until it works."""
         log, port = directory / f"{name}.log", str(free_port())
         said = {
             **settings,
             "TIMERS_HTTP_PORT": port,
+            **({"PYTHONPATH": f"{past}{os.pathsep}{ROOT}"} if past else {}),
             **({"TIMERS_PROCESSORS": "tests.chaos.processors:chaos"} if narrow else {}),
         }
         with log.open("wb") as output:
             process = start_timers(_SERVE, directory, _environment(name, directory, said), output, output)
-        return cls(name, process, log, narrow=narrow, address=f"http://127.0.0.1:{port}")
+        return cls(
+            name, process, log, narrow=narrow, address=f"http://127.0.0.1:{port}", gate=gate, is_past=past is not None
+        )
+
+    @property
+    def gate(self) -> Proxy:
+        """Its own way to the server."""
+        assert self._gate is not None
+        return self._gate
 
     @property
     def pid(self) -> int:
@@ -120,11 +149,16 @@ class Pod:
 class Pods:
     """The pods of one run. The number stays the same: a pod that ends is replaced under a new name.
 
-    `settings` are added to the settings that all pods need.
+    `settings` are added to the settings that all pods need. With `gated` each has a proxy of its own.
     """
 
-    def __init__(self, redis_url: str, redis: Redis, directory: Path, settings: Mapping[str, str]) -> None:
-        self._redis, self._directory = redis, directory
+    def __init__(
+        self, redis_url: str, redis: Redis, directory: Path, settings: Mapping[str, str], *, gated: bool = False
+    ) -> None:
+        self._redis, self._directory, self._gated, self._gates = redis, directory, gated, AsyncExitStack()
+        self._redis_url = redis_url
+        self.past: Path | None = None
+        """Where an earlier version is, which pods have unless something else is said."""
         self._settings = {"TIMERS_REDIS_URL": redis_url, **settings}
         self._started = 0
         self.live: list[Pod] = []
@@ -135,10 +169,19 @@ class Pods:
             await self.add(narrow=some_narrow and place % 2 == 1)
         await self.ready()
 
-    async def add(self, *, narrow: bool = False) -> Pod:
-        """Starts one more pod, without waiting for it."""
+    async def add(self, *, narrow: bool = False, past: bool = True) -> Pod:
+        """Starts one more pod, of the earlier version if there is one, without waiting for it."""
         self._started += 1
-        pod = Pod.start(f"pod-{self._started}", self._directory, self._settings, narrow=narrow)
+        gate = await self._gates.enter_async_context(Proxy(self._redis_url)) if self._gated else None
+        settings = self._settings | ({"TIMERS_REDIS_URL": gate.url} if gate else {})
+        pod = Pod.start(
+            f"pod-{self._started}",
+            self._directory,
+            settings,
+            narrow=narrow,
+            gate=gate,
+            past=self.past if past else None,
+        )
         self.live.append(pod)
         return pod
 
@@ -149,7 +192,7 @@ class Pods:
     async def replace(self, pod: Pod) -> Pod:
         """Forgets `pod`, which has ended, and starts another of its kind."""
         self.live.remove(pod)
-        return await self.add(narrow=pod.narrow)
+        return await self.add(narrow=pod.narrow, past=pod.is_past)
 
     async def ready(self) -> None:
         """Waits until all live pods work. Raises PodDied."""
@@ -191,6 +234,7 @@ class Pods:
     async def __aexit__(self, *_: object) -> None:
         for pod in self.live:
             await pod.remove()
+        await self._gates.aclose()
 
 
 def _errors(text: str) -> Iterator[str]:

@@ -3,20 +3,25 @@
 import asyncio
 import os
 import time
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Any, Final, TypedDict
 
 from tests.chaos.witness import Attempt, Outcome, Witness
-from timers import Context, RetryPolicy, Timer, processor
+from timers import Context, Retry, RetryPolicy, Timer, processor
 
 DIRECTORY_VARIABLE: Final = "CHAOS_WITNESS_DIR"
 PREFIX: Final = "chaos"
 SERIAL: Final = "chaos-serial"
 """Runs one timer at a time, and not on all pods."""
+ONCE: Final = "chaos-once"
+"""Has an effect in SQL (`effects.py`)."""
+PREFIXES: Final = (PREFIX, SERIAL, ONCE)
+_PREFIXES: Final = {"serial": SERIAL, "once": ONCE}
 MAX_ATTEMPTS: Final = 5
-_RETRY: Final = RetryPolicy(max_attempts=MAX_ATTEMPTS, backoff="fixed", base="200ms")
+RETRY: Final = RetryPolicy(max_attempts=MAX_ATTEMPTS, backoff="fixed", base="200ms")
 
 
 class Behaviour(TypedDict, total=False):
@@ -37,24 +42,31 @@ def _witness() -> Witness:
 
 def prefix_of(timer_id: str) -> str:
     """The prefix of a timer of this name."""
-    return SERIAL if timer_id.startswith("serial") else PREFIX
+    return _PREFIXES.get(timer_id.partition("-")[0], PREFIX)
 
 
-@processor(PREFIX, retry=_RETRY)
+@processor(PREFIX, retry=RETRY)
 async def chaos(timer: Timer, context: Context) -> None:
-    """See `_run`."""
-    await _run(timer, context, PREFIX)
+    """See `run`."""
+    await run(timer, context, PREFIX)
 
 
-@processor(SERIAL, retry=_RETRY, concurrency=1)
+@processor(SERIAL, retry=RETRY, concurrency=1)
 async def chaos_serial(timer: Timer, context: Context) -> None:
-    """See `_run`."""
-    await _run(timer, context, SERIAL)
+    """See `run`."""
+    await run(timer, context, SERIAL)
 
 
-async def _run(timer: Timer, context: Context, called: str) -> None:
-    """Reports its start, behaves as the payload asks, and reports its end."""
-    run = Attempt(
+async def run(
+    timer: Timer,
+    context: Context[Any],
+    called: str,
+    effect: Callable[[], Awaitable[None]] | None = None,
+    ended_by: tuple[type[BaseException], ...] = (),
+) -> None:
+    """Reports its start, takes effect if there is one, behaves as the payload asks, and reports its end. What it
+    raises of `ended_by` is a success."""
+    attempt = Attempt(
         timer=f"{timer.prefix}/{timer.id}",
         occurrence=timer.occurrence,
         attempt=timer.attempt,
@@ -63,16 +75,24 @@ async def _run(timer: Timer, context: Context, called: str) -> None:
         processor=called,
         key=context.idempotency_key,
     )
-    _witness().start(run)
+    _witness().start(attempt)
     outcome = Outcome.FAILED
     try:
+        if effect is not None:
+            await effect()
         await _behave(timer)
         outcome = Outcome.DONE
+    except ended_by:
+        outcome = Outcome.DONE
+        raise
+    except Retry as asked:
+        outcome = Outcome.SNOOZED if asked.snooze else Outcome.FAILED
+        raise
     except asyncio.CancelledError:
         outcome = _why_cancelled(context)
         raise
     finally:
-        _witness().end(run, outcome)
+        _witness().end(attempt, outcome)
 
 
 async def _behave(timer: Timer) -> None:
@@ -85,6 +105,6 @@ async def _behave(timer: Timer) -> None:
         raise RuntimeError(f"told to fail {behaviour['fail_first']} times")
 
 
-def _why_cancelled(context: Context) -> Outcome:
+def _why_cancelled(context: Context[Any]) -> Outcome:
     over = context.deadline is not None and datetime.now(UTC) >= context.deadline
     return Outcome.TIMED_OUT if over else Outcome.HANDED_BACK

@@ -1,6 +1,8 @@
 """Faults of the server and of connections to it. The witness gets each with the proof that it took effect."""
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 from redis.asyncio import Redis
@@ -41,6 +43,43 @@ async def freeze(witness: Witness, redis: Redis, *, seconds: float) -> None:
     await redis.ping()
     waited_s = asyncio.get_running_loop().time() - begin
     witness.fault_off(fault, f"an answer took {waited_s:.3f} s" if waited_s >= seconds / 2 else "")
+
+
+async def hold(witness: Witness, server: Server, *, seconds: float) -> None:
+    """SIGSTOP, and SIGCONT after a time: no connection breaks, nothing is answered."""
+    fault = witness.fault_on(FaultKind.PARTITION, EVERY_POD)
+    os.kill(server.pid, signal.SIGSTOP)
+    await asyncio.sleep(seconds)
+    state = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    os.kill(server.pid, signal.SIGCONT)
+    witness.fault_off(fault, f"pid {server.pid} was in state T for {seconds:.3f} s" if state == "T" else "")
+
+
+async def slow_down(witness: Witness, proxy: Proxy, redis: Redis, *, delay_s: float, seconds: float) -> None:
+    """Each reply takes longer by `delay_s`."""
+    fault = witness.fault_on(FaultKind.SLOW, EVERY_POD)
+    before = int((await redis.info("stats"))["total_commands_processed"])
+    proxy.delay_s = delay_s
+    await asyncio.sleep(seconds)
+    proxy.delay_s = 0.0
+    answered = int((await redis.info("stats"))["total_commands_processed"]) - before
+    witness.fault_off(fault, f"{answered} commands, replies {delay_s:.3f} s late" if answered else "")
+
+
+async def fill(witness: Witness, redis: Redis, *, seconds: float) -> None:
+    """The server's memory is full for a time: it refuses what needs more."""
+    fault = witness.fault_on(FaultKind.MEMORY, EVERY_POD)
+    used = int((await redis.info("memory"))["used_memory"])
+    before = await _refused(redis)
+    await redis.config_set("maxmemory", used // 2)
+    await asyncio.sleep(seconds)
+    await redis.config_set("maxmemory", 0)
+    refused = await _refused(redis) - before
+    witness.fault_off(fault, f"{refused} commands were refused for want of memory" if refused else "")
+
+
+async def _refused(redis: Redis) -> int:
+    return int((await redis.info("errorstats")).get("errorstat_OOM", {"count": 0})["count"])
 
 
 async def restart(witness: Witness, server: Server, *, down_s: float) -> None:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from redis.asyncio import Redis
 
 from tests import postgres
-from tests.chaos import endings, starvation
+from tests.chaos import effects, endings, starvation
 from tests.chaos.calls import Calls
 from tests.chaos.checker import check
 from tests.chaos.findings import Report
@@ -23,6 +23,7 @@ from tests.chaos.processors import MAX_ATTEMPTS, PREFIX
 from tests.chaos.proxy import Proxy
 from tests.chaos.server import Server
 from tests.chaos.timeline import EVERY_POD
+from tests.chaos.versions import unpacked
 from tests.chaos.witness import Event, Kind, Witness, read_history
 from tests.waiting import DEADLINE_SECONDS, patient
 from timers import TimerClient
@@ -40,17 +41,21 @@ Ledger = Literal["", "sqlite", "postgresql"]
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a stage needs besides a server and pods: further server arguments, a drain timeout, a proxy between pods,
-    client and server, an API on each pod, a receiver of hooks, a number of shards, a ledger, and what the server is:
+    client and server, or one for each pod alone, an API on each pod, a receiver of hooks, a number of shards, a
+    ledger, a database for effects that happen once, pods of an earlier version to begin with, and what the server is:
     one, one with replicas behind Sentinels, or a cluster."""
 
     server_options: tuple[str, ...] = ()
     drain_timeout_ms: int = 25_000
     proxy: bool = False
+    gated: bool = False
     http: bool = False
     hooks: bool = False
     shards: int = 1
     ledger: Ledger = ""
     server: type[Server | Watched | Sharded] = Server
+    once: Ledger = ""
+    past: bool = False
 
 
 NOTHING: Final = Needs()
@@ -72,6 +77,7 @@ class Stage:
     lines: Path
     lease_ms: int
     ledger: Database | None
+    effects: Database | None
     receiver: Receiver | None
 
     @property
@@ -101,18 +107,19 @@ class Stage:
         await endings.drained(self.redis, timeout_s=drain_s)
         if self.receiver is not None:
             await told(self.redis, timeout_s=drain_s)
+        history = read_history(self.lines)
         report = check(
-            read_history(self.lines),
+            history,
             lease_ms=self.lease_ms,
             end_states=await endings.end_states(self.server.url, ids),
             counts=await endings.final_counts(self.redis),
             max_attempts=MAX_ATTEMPTS,
             complaints=self.pods.complaints(),
         )
-        if self.receiver is None:
-            return report
-        untold = self.receiver.untold(await existing(self.client, ids))
-        return replace(report, findings=[*report.findings, *untold])
+        further = await effects.findings(self.effects, history) if self.effects else []
+        if self.receiver is not None:
+            further.extend(self.receiver.untold(await existing(self.client, ids)))
+        return replace(report, findings=[*report.findings, *further])
 
 
 @asynccontextmanager
@@ -139,17 +146,25 @@ async def stage(
         redis = direct.commands
         proxy = await ends.enter_async_context(Proxy(server.url)) if needs.proxy else None
         url = proxy.url if proxy else server.url
-        ledger = await _ledger(directory, needs.ledger) if needs.ledger else None
-        if ledger is not None:
-            ends.push_async_callback(ledger.close)
+        ledger = made = None
+        if needs.ledger:
+            ledger = await ends.enter_async_context(_database(directory / "ledger.db", needs.ledger))
+            await ledger.upgrade()
             settings["TIMERS_LEDGER_URL"] = ledger.engine.url.render_as_string(hide_password=False)
+        if needs.once:
+            made = await ends.enter_async_context(_database(directory / "effects.db", needs.once))
+            await effects.prepare(made)
+            settings[effects.URL_VARIABLE] = made.engine.url.render_as_string(hide_password=False)
+            settings["TIMERS_PROCESSORS"] = "tests.chaos.processors,tests.chaos.effects"
         receiver = await ends.enter_async_context(Receiver()) if needs.hooks else None
         if receiver is not None:
             settings |= {"TIMERS_HOOKS": f"all@{PREFIX}*={receiver.url}", "TIMERS_WEBHOOK_ALLOW": f"{LOOPBACK}/32"}
         client = await ends.enter_async_context(TimerClient(url, ledger=settings.get("TIMERS_LEDGER_URL")))
         plain = connect(patient(url))
         ends.push_async_callback(plain.close)
-        crew = await ends.enter_async_context(Pods(url, redis, lines, settings))
+        crew = await ends.enter_async_context(Pods(url, redis, lines, settings, gated=needs.gated))
+        if needs.past:
+            crew.past = unpacked(directory / "past")
         await crew.start(pods, some_narrow=True)
         calls = Calls(client, plain.commands, witness)
         by_http = calls
@@ -174,12 +189,13 @@ async def stage(
             lines,
             taken_lease_ms(lease_ms),
             ledger,
+            made,
             receiver,
         )
 
 
-async def _ledger(directory: Path, dialect: str) -> Database:
-    url = f"sqlite+aiosqlite:///{directory}/ledger.db" if dialect == "sqlite" else postgres.new_database()
-    database = Database(url)
-    await database.upgrade()
-    return database
+@asynccontextmanager
+async def _database(file: Path, dialect: Ledger) -> AsyncIterator[Database]:
+    database = Database(f"sqlite+aiosqlite:///{file}" if dialect == "sqlite" else postgres.new_database())
+    yield database
+    await database.close()

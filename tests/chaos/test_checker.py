@@ -65,6 +65,27 @@ def test_a_takeover_from_a_pod_that_had_no_core_is_explained() -> None:
     assert (report.figures.duplicates, report.figures.faults_proven) == (1, 0)
 
 
+def test_a_start_that_is_late_because_its_pod_had_no_core_is_counted() -> None:
+    past = Past()
+    past.create(TIMER)
+    past.waited("a", 1_500, 1_000)
+    past.waited(EVERY_POD, 2_700, 200)
+    done(past, at=3_600)
+    report = past.judged(MAX_ATTEMPTS)
+    assert report.ok, str(report)
+    assert report.figures.starved == 1
+
+
+def test_a_start_after_a_fault_that_kept_every_pod_from_it_is_not_late() -> None:
+    past = Past()
+    past.create(TIMER)
+    past.fault(FaultKind.ABSENT, EVERY_POD, 900, took=6_000)
+    done(past, at=8_800)
+    report = past.judged(MAX_ATTEMPTS)
+    assert report.ok, str(report)
+    assert (report.figures.starved, report.figures.faults_proven) == (0, 0)
+
+
 def test_a_result_that_outlives_a_forgotten_second_run_is_accepted() -> None:
     """The first loss comes before the ledger has the end, the second one after that, but before it has the next."""
     past = Past()

@@ -41,7 +41,7 @@ async def test_a_processor_that_blocks_its_pod_for_three_leases_runs_once(tmp_pa
 async def test_pods_with_a_tenth_of_a_core_run_each_timer_once(tmp_path: Path) -> None:
     ids = [f"t{number}" for number in range(20)]
     async with stage(tmp_path, family="redis", pods=2, lease_ms=4_000) as on:
-        async with throttled(on.pods.live[0]), throttled(on.pods.live[1]):
+        async with throttled(on.witness, on.pods.live[0]), throttled(on.witness, on.pods.live[1]):
             for timer_id in ids:
                 await on.calls.create(timer_id, int(time.time() * 1000) + 100, {"run_ms": 9_000})
             await endings.drained(on.redis, timeout_s=DEADLINE_SECONDS)

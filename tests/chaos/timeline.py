@@ -2,8 +2,8 @@
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from tests.chaos.witness import Event, FaultKind, Kind, Made, Outcome, Verb
@@ -20,8 +20,10 @@ UNCOPIED_NS = 2_000_000_000
 UNFOLLOWED_NS = 12_000_000_000
 """How long after a kill the others may think that the pod is alive, which copied the changes."""
 
+_LOSING = frozenset({FaultKind.LOSS, FaultKind.POWER})
 _CUTTING = frozenset({FaultKind.PAUSE, FaultKind.PARTITION})
-_BURNING = frozenset({FaultKind.KILL, FaultKind.DISCONNECT, FaultKind.STARVED, FaultKind.LOSS}) | _CUTTING
+_HINDERING = frozenset({FaultKind.DISCONNECT, FaultKind.ABSENT, FaultKind.QUOTA, FaultKind.SLOW}) | _CUTTING | _LOSING
+_BURNING = frozenset({FaultKind.KILL, FaultKind.DISCONNECT, FaultKind.STARVED}) | _CUTTING | _LOSING
 _HOLDING = frozenset({FaultKind.STOP}) | _BURNING
 
 
@@ -119,7 +121,7 @@ class Faults:
         self._holding = _Spans([fault for fault in proven if fault.kind in _HOLDING])
         self._burning = _Spans([fault for fault in proven if fault.kind in _BURNING])
         self._kills = [fault.on_ns for fault in proven if fault.kind == FaultKind.KILL]
-        self._stopping = _Spans([fault for fault in proven if fault.kind in (FaultKind.STOP, FaultKind.LOSS)])
+        self._stopping = _Spans([fault for fault in proven if fault.kind in {FaultKind.STOP} | _LOSING])
 
     def _proven(self, events: Iterable[Event]) -> Iterator[tuple[str, Fault]]:
         ons: dict[str, Event] = {}
@@ -134,7 +136,7 @@ class Faults:
             if not (on.proof or (off and off.proof)):
                 self.unproven += 1
                 continue
-            self.proven += on.fault != FaultKind.STARVED
+            self.proven += on.fault not in (FaultKind.STARVED, FaultKind.ABSENT)
             yield on.pod, Fault(on.fault, on.mono_ns, off.mono_ns if off else FOREVER_NS)
 
     def took_over(self, run: Run, at_ns: int) -> bool:
@@ -143,7 +145,7 @@ class Faults:
 
     def forgotten(self, run: Run, at_ns: int) -> bool:
         """True if the server lost what it knew of the run before the ledger had it, so that it was made again."""
-        return any(f.kind == FaultKind.LOSS and self._forgot(f, run, at_ns) for f in self._on(run.start.pod))
+        return any(f.kind in _LOSING and self._forgot(f, run, at_ns) for f in self._on(run.start.pod))
 
     def _forgot(self, fault: Fault, run: Run, at_ns: int) -> bool:
         if fault.on_ns > at_ns or run.start.mono_ns > fault.off_ns:
@@ -164,6 +166,13 @@ class Faults:
         """When the run's pod was killed, if that was after the run began."""
         kills = (f.on_ns for f in self._on(run.start.pod) if f.kind == FaultKind.KILL and f.off_ns >= run.start.mono_ns)
         return next(kills, None)
+
+    def holding(self, run: Run) -> Iterator[tuple[str, int]]:
+        """The faults before the run's start that kept its pod, or every pod, from starting anything, and when they
+        ended."""
+        for fault in self._on(run.start.pod):
+            if fault.kind in _HINDERING and fault.on_ns < run.start.mono_ns:
+                yield fault.kind, min(fault.off_ns, run.start.mono_ns)
 
     def burning(self, from_ns: int) -> int:
         """How many faults since then may have ended a run, which then counts as a failure."""
@@ -192,7 +201,7 @@ class Faults:
             return fault.on_ns <= min(at_ns, unsettled_until) and fault.off_ns >= run.start.mono_ns
         if fault.kind == FaultKind.STARVED:
             return self._ended_half_lease(fault, run.start.mono_ns, at_ns)
-        if fault.kind == FaultKind.LOSS:
+        if fault.kind in _LOSING:
             return self._forgot(fault, run, at_ns)
         return fault.kind in _CUTTING and self._lasted(fault, run.start.mono_ns, at_ns)
 
@@ -222,11 +231,13 @@ class Story:
     timer: str
     calls: list[Call] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
+    forgotten: bool = False
+    """Whether an answer was lost with the server's power."""
 
     @property
     def exists(self) -> bool:
         """True if it was certainly created: a call on it succeeded, or was refused because it existed."""
-        return any(call.ok or call.outcome == Made.EXISTS for call in self.calls)
+        return any((call.ok and call.outcome != Made.SET) or call.outcome == Made.EXISTS for call in self.calls)
 
     @property
     def may_exist(self) -> bool:
@@ -290,9 +301,10 @@ def released(run: Run, at_ns: int, faults: Faults) -> bool:
     return run.outcome in _RELEASING
 
 
-def stories(history: Iterable[Event]) -> dict[str, Story]:
+def stories(history: Sequence[Event]) -> dict[str, Story]:
     """The history by timer."""
     found: dict[str, Story] = {}
+    losses = _power_losses(history)
     answers: dict[str, Event] = {}
     invokes: list[Event] = []
     starts: list[Event] = []
@@ -308,12 +320,23 @@ def stories(history: Iterable[Event]) -> dict[str, Story]:
             answers[event.call] = event
     for invoke in invokes:
         story = found.setdefault(invoke.timer, Story(invoke.timer))
-        story.calls.append(Call(invoke, answers.get(invoke.call)))
+        answer = answers.get(invoke.call)
+        if answer is not None and any(on_ns <= answer.mono_ns <= off_ns for on_ns, off_ns in losses):
+            answer, story.forgotten = replace(answer, kind=Kind.INFO), True
+        story.calls.append(Call(invoke, answer))
     for start in starts:
         matching = ends.get(_run_key(start))
         story = found.setdefault(start.timer, Story(start.timer))
         story.runs.append(Run(start, matching.pop(0) if matching else None))
     return found
+
+
+def _power_losses(history: Sequence[Event]) -> list[tuple[int, int]]:
+    """When what was answered was lost with the power."""
+    ons = {
+        event.call: event.mono_ns for event in history if event.kind is Kind.FAULT_ON and event.fault == FaultKind.POWER
+    }
+    return [(ons[event.call], event.mono_ns) for event in history if event.kind is Kind.FAULT_OFF and event.call in ons]
 
 
 def _run_key(event: Event) -> tuple[object, ...]:

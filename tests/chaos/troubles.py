@@ -8,7 +8,10 @@ from typing import Final
 
 from tests.chaos import faults, server_faults
 from tests.chaos.primaries import HOWS, Primaries, Sharded, Watched
+from tests.chaos.proxy import MOMENTS
 from tests.chaos.stage import NOTHING, Needs, Stage
+from tests.chaos.timeline import EVERY_POD
+from tests.chaos.witness import FaultKind
 
 Make = Callable[[Stage, random.Random], Awaitable[None]]
 """Makes one fault, and returns when it is over."""
@@ -16,13 +19,15 @@ Make = Callable[[Stage, random.Random], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One kind of trouble: its fault, what the stage needs for it, and its size in the long run."""
+    """One kind of trouble: its fault, what the stage needs for it, and its size in the long run. `loses` if data is
+    lost for good: a bare key that comes back fires again."""
 
     make: Make
     timers: int = 20_000
     spread_s: float = 20.0
     times: int = 10
     even: bool = False
+    loses: bool = False
     needs: Needs = NOTHING
 
     async def do(self, on: Stage, moments: Sequence[float], rng: random.Random) -> None:
@@ -46,27 +51,34 @@ async def _reached(moments: Sequence[float]) -> AsyncIterator[None]:
 
 
 async def _kill(on: Stage, rng: random.Random) -> None:
-    """Kill a pod, but never the last that works: the lateness would then only show how long a pod takes to start."""
+    """Kill a pod, but never the last that works, unless there is but one: the lateness would then only show how long a
+    pod takes to start."""
+    if len(on.pods.live) == 1:
+        await _black_out(on, rng)
+        return
     victim = rng.choice(await on.pods.one_to_spare())
     await faults.kill(on.witness, victim)
     await on.pods.replace(victim)
 
 
 async def _unhear(on: Stage, rng: random.Random) -> None:
-    """Kill a pod while the receiver of hooks is dead as well."""
+    """Kill a pod while the receiver of hooks is dead as well: the one that arms a call, before or after that."""
     assert on.receiver is not None
     await on.receiver.die()
-    await _kill(on, rng)
+    await _kill_in(on, "arm", rng)
     await on.receiver.live()
 
 
 async def _black_out(on: Stage, _: random.Random) -> None:
     """Kill all pods at once."""
+    await on.pods.ready()
     victims = list(on.pods.live)
+    nobody = on.witness.fault_on(FaultKind.ABSENT, EVERY_POD)
     await asyncio.gather(*(faults.kill(on.witness, victim) for victim in victims))
     for victim in victims:
         await on.pods.replace(victim)
     await on.pods.ready()
+    on.witness.fault_off(nobody, f"{len(victims)} pods were dead")
 
 
 async def _pause(on: Stage, rng: random.Random) -> None:
@@ -98,8 +110,66 @@ async def _outlast(on: Stage, rng: random.Random) -> None:
 
 
 async def _freeze(on: Stage, rng: random.Random) -> None:
-    await server_faults.freeze(on.witness, on.redis, seconds=rng.uniform(0.2, 1.5))
+    """The server answers nobody: it refuses to (CLIENT PAUSE), or it stands still (SIGSTOP)."""
+    if rng.random() < 1 / 2:
+        await server_faults.freeze(on.witness, on.redis, seconds=rng.uniform(0.2, 1.5))
+    else:
+        await server_faults.hold(on.witness, on.alone, seconds=rng.uniform(0.2, 1.5))
     await on.pods.healed()
+
+
+async def _slow_down(on: Stage, rng: random.Random) -> None:
+    assert on.proxy is not None
+    delay_s, seconds = rng.uniform(0.05, 0.4), rng.uniform(1.0, 4.0)
+    await server_faults.slow_down(on.witness, on.proxy, on.redis, delay_s=delay_s, seconds=seconds)
+    await on.pods.healed()
+
+
+async def _fill(on: Stage, rng: random.Random) -> None:
+    await server_faults.fill(on.witness, on.redis, seconds=rng.uniform(0.5, 3.0))
+    await on.pods.healed()
+
+
+async def _throttle(on: Stage, rng: random.Random) -> None:
+    await on.pods.ready()
+    async with faults.throttled(on.witness, rng.choice(on.pods.live)):
+        await asyncio.sleep(rng.uniform(0.5, 1.5) * on.lease_ms / 1000)
+
+
+async def _cut_off(on: Stage, rng: random.Random) -> None:
+    """One pod cannot reach the server, for less than a lease or for longer."""
+    await on.pods.ready()
+    async with faults.cut_off(on.witness, rng.choice(on.pods.live)):
+        await asyncio.sleep(rng.uniform(0.3, 2.0) * on.lease_ms / 1000)
+    await on.pods.healed()
+
+
+_STEPS: Final = (
+    "claim",
+    "settle",
+    "extend",
+    "touch",
+    "rescue",
+    "adopt",
+    "resolve",
+    "beat",
+    "arm",
+    "cancel",
+    "reschedule",
+)
+"""The scripts at which a pod is killed: those with which it works, and those of its API's callers."""
+
+
+async def _kill_at_step(on: Stage, rng: random.Random) -> None:
+    """Kill a pod just before it calls a script, when the server has run it and the pod does not know, or just after
+    that."""
+    await _kill_in(on, rng.choice(_STEPS), rng)
+
+
+async def _kill_in(on: Stage, script: str, rng: random.Random) -> None:
+    pods = await on.pods.one_to_spare()
+    rng.shuffle(pods)
+    await on.pods.replace(await faults.kill_at(on.witness, pods, script, rng.choice(MOMENTS)))
 
 
 async def _cut(on: Stage, _: random.Random) -> None:
@@ -137,7 +207,7 @@ async def _lose(on: Stage, rng: random.Random) -> None:
 
 
 async def _anything(on: Stage, rng: random.Random) -> None:
-    makes = (_kill, _pause, _roll, _restart, _freeze, _cut, _hang_up, _forget, _lose)
+    makes = (_kill, _pause, _roll, _restart, _freeze, _cut, _hang_up, _forget, _lose, _slow_down, _fill, _throttle)
     await rng.choice(makes)(on, rng)
 
 
@@ -170,6 +240,32 @@ async def _go_back(on: Stage, rng: random.Random) -> None:
     else:
         await server_faults.go_back(on.witness, on.alone, folder, down_s=rng.uniform(0.1, 1.0))
         await _kill_soon(on, rng)
+
+
+async def _lose_power(on: Stage, rng: random.Random) -> None:
+    """The server's machine loses its power: what it answered in the last one or two seconds never reached the disk."""
+    await on.pods.ready()
+    folder = on.lines.parent / f"disk-{rng.random()}"
+    lost = on.witness.fault_on(FaultKind.POWER, EVERY_POD)
+    on.alone.keep(folder)
+    await asyncio.sleep(rng.uniform(1.0, 2.0))
+    away = on.witness.fault_on(FaultKind.PARTITION, EVERY_POD)
+    before = on.server.pid
+    await on.alone.return_with(folder, down_s=rng.uniform(0.1, 1.0))
+    for fault in (away, lost):
+        on.witness.fault_off(fault, f"pid {before} killed, pid {on.server.pid} in its place with what was on the disk")
+    await on.pods.healed()
+
+
+async def _replace_by_another_version(on: Stage, rng: random.Random) -> None:
+    """A pod of the other version takes the place of one, which is killed or told to stop. One of the earlier version is
+    always there: without it the others would begin to write what it cannot read."""
+    leaving = rng.choice(await on.pods.one_to_spare())
+    is_last = leaving.is_past and sum(pod.is_past for pod in on.pods.live) == 1
+    await on.pods.add(narrow=leaving.narrow, past=is_last or not leaving.is_past)
+    await on.pods.ready()
+    await rng.choice((faults.kill, faults.stop))(on.witness, leaving)
+    on.pods.live.remove(leaving)
 
 
 async def _kill_soon(on: Stage, rng: random.Random) -> None:
@@ -205,7 +301,12 @@ LEDGER_TROUBLES: Final = ("flushalls", "emptied", "older", "lost")
 
 TROUBLES: Final[Mapping[str, Trouble]] = {
     "kills": Trouble(_kill, timers=100_000, spread_s=90.0, times=60, needs=Needs(http=True)),
-    "hooks": Trouble(_unhear, timers=3_000, times=6, needs=Needs(hooks=True)),
+    "hooks": Trouble(_unhear, timers=3_000, times=6, needs=Needs(hooks=True, gated=True)),
+    "steps": Trouble(_kill_at_step, spread_s=40.0, times=33, needs=Needs(gated=True, http=True)),
+    "partitions": Trouble(_cut_off, spread_s=30.0, times=6, needs=Needs(gated=True, http=True)),
+    "throttles": Trouble(_throttle, times=4),
+    "slow": Trouble(_slow_down, times=6, needs=Needs(proxy=True, http=True)),
+    "full": Trouble(_fill, times=6, needs=Needs(http=True)),
     "blackouts": Trouble(_black_out, times=3),
     "cuts": Trouble(_cut, times=200, even=True),
     "pauses": Trouble(_pause, times=3),
@@ -219,6 +320,8 @@ TROUBLES: Final[Mapping[str, Trouble]] = {
     "failovers": Trouble(_fail_over, spread_s=60.0, times=5, needs=Needs(server=Watched)),
     "primaries": Trouble(_fail_over, spread_s=60.0, times=5, needs=Needs(server=Sharded, shards=_SHARDS)),
     "reshards": Trouble(_reshard, times=10, needs=Needs(server=Sharded, shards=_SHARDS)),
+    "power": Trouble(_lose_power, timers=10_000, times=4, loses=True),
+    "versions": Trouble(_replace_by_another_version, timers=10_000, times=8, needs=Needs(http=True, past=True)),
     "flushalls": Trouble(_flush, timers=4_000, times=5),
     "emptied": Trouble(_start_empty, timers=4_000, times=5),
     "older": Trouble(_go_back, timers=4_000, times=4),

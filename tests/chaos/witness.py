@@ -23,7 +23,8 @@ _SUFFIX = ".jsonl"
 
 
 class Kind(StrEnum):
-    """The kinds of lines. A call is `invoke`, then its answer; `info` means that nobody knows if it took effect."""
+    """The kinds of lines. A call is `invoke`, then its answer; `info` means that nobody knows if it took effect.
+    `waited` is how long a process had no core since the line before."""
 
     INVOKE = "invoke"
     OK = "ok"
@@ -33,6 +34,7 @@ class Kind(StrEnum):
     END = "end"
     FAULT_ON = "fault-on"
     FAULT_OFF = "fault-off"
+    WAITED = "waited"
 
 
 class Verb(StrEnum):
@@ -57,34 +59,43 @@ class Outcome(StrEnum):
 
 
 class Made(StrEnum):
-    """What a create did (`outcome` of `ok`), or why it was refused (`outcome` of `fail`)."""
+    """What a create did (`outcome` of `ok`), or why it was refused (`outcome` of `fail`). `set`: a bare key was set
+    again, which need not be a timer yet."""
 
     CREATED = "created"
     REPLACED = "replaced"
     KEPT = "kept"
     EXISTS = "exists"
     REFUSED = "refused"
+    SET = "set"
 
 
 class FaultKind(StrEnum):
     """The faults of a pod.
 
     `kill` is SIGKILL, `stop` SIGTERM, `pause` SIGSTOP; `partition` and `disconnect` cut its connections for a time and
-    for an instant; a stopped server is a partition of every pod. `starved` is
+    for an instant; a stopped server is a partition of every pod. `absent` is a time in which no pod works. `starved` is
     measured, not made: the machine had no core for the pod for most of half a lease. `pubsub` cuts subscribers only,
     `scripts` makes the server forget its scripts: neither affects a lease, so neither explains a duplicate. `loss`
-    takes data of the server that the ledger gives back, all but what it has not copied by then.
+    takes data of the server that the ledger gives back, all but what it has not copied by then; `power` takes for good
+    what was answered while it lasted. `quota`, `slow` and `memory` take from a pod most of its core, delay the server's
+    replies, and leave it no memory: none costs a lease.
     """
 
     KILL = "kill"
     STOP = "stop"
     PAUSE = "pause"
     PARTITION = "partition"
+    ABSENT = "absent"
     STARVED = "starved"
     DISCONNECT = "disconnect"
     PUBSUB = "pubsub"
     SCRIPTS = "scripts"
+    QUOTA = "quota"
+    SLOW = "slow"
+    MEMORY = "memory"
     LOSS = "loss"
+    POWER = "power"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +106,7 @@ class Event:
     milliseconds: on a call the earliest that was asked for, on a start the one that the timer shows. `slots` is how
     often the timer of a create is to run, 0 for nothing said. `processor` is the one that was called, `key` the
     run's idempotency key.
-    `exit_code` is set for a pod that was told to stop.
+    `exit_code` is set for a pod that was told to stop, `waited_ms` for one that waited for a core (`*`: the server).
     """
 
     kind: Kind
@@ -118,6 +129,7 @@ class Event:
     fault: str = ""
     proof: str = ""
     exit_code: int = 0
+    waited_ms: int = 0
 
     def to_line(self) -> str:
         """Compact JSON without the empty fields."""
@@ -169,6 +181,7 @@ class Said(TypedDict, total=False):
     fault: str
     proof: str
     exit_code: int
+    waited_ms: int
 
 
 class _Identity(TypedDict):
@@ -232,6 +245,10 @@ class Witness:
             proof=proof[:_TEXT_CHARACTERS],
             exit_code=exit_code,
         )
+
+    def waited(self, pod: str, waited_ms: int) -> Event:
+        """Writes how long `pod` (`*`: the server) has had no core since the line before."""
+        return self._write(Kind.WAITED, pod=pod, waited_ms=waited_ms)
 
     def _write(self, kind: Kind, **said: Unpack[Said]) -> Event:
         said.setdefault("pod", self._pod)

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import cycle
 from typing import Final
 
-from tests.chaos.calls import Calls
+from tests.chaos.calls import BareChange, Calls
 from tests.chaos.processors import MAX_ATTEMPTS, Behaviour
 
 Wanted = tuple[str, int, Behaviour]
@@ -23,7 +23,13 @@ _ARRIVAL_MS: Final = 2_000
 """The longest delay of a timer that is armed during the run."""
 
 _BARE_MS: Final = (3_000, 6_000)
-"""How long a bare key lives: mostly long enough to be adopted."""
+"""How long most bare keys live: mostly long enough to be adopted."""
+
+_SHORT_MS: Final = (50, 900)
+"""How long each third of them lives: mostly too short for that."""
+
+_ENOUGH: Final = 200
+"""Of each kind of change in a run that is not small."""
 
 _SLOTS: Final = 4
 
@@ -33,12 +39,13 @@ _NEAR_MS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The timers armed beforehand, those armed during the run, the bare keys (id, ms to live), and the ids that
-    are changed, some at a time of their own because they are about to be due. Times are seconds from the start."""
+    """The timers armed beforehand, those armed during the run, the bare keys (id, ms to live, what becomes of it), and
+    the ids that are changed, some at a time of their own because they are about to be due. Times are seconds from the
+    start."""
 
     timers: list[Wanted]
     arriving: list[tuple[float, Wanted]]
-    bare: list[tuple[float, str, int]]
+    bare: list[tuple[float, str, int, BareChange]]
     cancelled: list[str]
     moved: list[str]
     created_again: list[str]
@@ -55,14 +62,18 @@ class Workload:
         one_in: int = _ONE_IN,
         *,
         bare: bool = True,
+        once: bool = False,
         lease_ms: int = 4_000,
     ) -> "Workload":
-        """Evenly spread due times. Of `one_in` timers one is armed during the run, one is a bare key, one repeats, one
-        runs alone, one is cancelled, one moved, one created a second time, one cancelled and one moved at the last
-        moment; of ten times as many one runs for 0.5 to 2 leases."""
-        some = max(1, number // one_in)
+        """Evenly spread due times. Of `one_in` timers, more in a small run, one is armed during the run, one is a bare
+        key, one repeats, one runs alone, with `once` one has an effect in SQL, one is cancelled, one moved, one
+        created a second time, one cancelled and one moved at the last moment; of ten times as many one runs for 0.5 to
+        2 leases."""
+        some = max(number // one_in, min(number // 20, _ENOUGH), 1)
         ids = [f"t{index}" for index in range(number)]
         ids[3 * some : 4 * some] = [f"serial-{index}" for index in range(3 * some, 4 * some)]
+        if once:
+            ids[4 * some : 5 * some] = [f"once-{index}" for index in range(4 * some, 5 * some)]
         late, keys, repeating, early = ids[:some], ids[some : 2 * some], ids[2 * some : 3 * some], ids[2 * some :]
         does = {id_: _behaviour(rng) for id_ in early} | {id_: _repeats(rng) for id_ in repeating}
         does |= {id_: {"run_ms": rng.randrange(20, 60)} for id_ in ids[3 * some : 4 * some]}
@@ -78,7 +89,7 @@ class Workload:
         return cls(
             timers=[(id_, due[id_], does[id_]) for id_ in early],
             arriving=[_arrival(id_, begin_ms, rng.uniform(0, spread_s), rng) for id_ in late],
-            bare=[(rng.uniform(0, spread_s / 2), id_, rng.randrange(*_BARE_MS)) for id_ in keys if bare],
+            bare=[(rng.uniform(0, spread_s / 2), id_, *_bare(place, rng)) for place, id_ in enumerate(keys) if bare],
             cancelled=rng.sample(early, some),
             moved=rng.sample(early, some),
             created_again=rng.sample(early, some),
@@ -90,7 +101,7 @@ class Workload:
     def ids(self) -> list[str]:
         """The ids of all timers."""
         armed = [timer[0] for timer in self.timers] + [timer[0] for _, timer in self.arriving]
-        return armed + [id_ for _, id_, _ in self.bare]
+        return armed + [id_ for _, id_, *_ in self.bare]
 
     def changes(self, calls: Calls, by_http: Calls, begin_ms: int, within_s: float, rng: random.Random) -> list[Change]:
         """What the driver does during the run, by time. It arms half of the cancelled timers again a little later. Half
@@ -113,7 +124,10 @@ class Workload:
 
     def bare_keys(self, calls: Calls) -> list[Change]:
         """The bare keys to set. Each call lasts as long as its key."""
-        return [(at_s, partial(calls.set_bare, id_, life_ms, {"run_ms": 5})) for at_s, id_, life_ms in self.bare]
+        return [
+            (at_s, partial(calls.set_bare, id_, life_ms, {"run_ms": 5}, change))
+            for at_s, id_, life_ms, change in self.bare
+        ]
 
     def _arrivals(self, either: Iterator[Calls]) -> Iterator[Change]:
         for (at_s, wanted), calls in zip(self.arriving, either, strict=False):
@@ -123,6 +137,13 @@ class Workload:
 def _arrival(timer_id: str, begin_ms: int, at_s: float, rng: random.Random) -> tuple[float, Wanted]:
     due_ms = begin_ms + int(at_s * 1000) + rng.randrange(_ARRIVAL_MS)
     return at_s, (timer_id, due_ms, _behaviour(rng))
+
+
+def _bare(place: int, rng: random.Random) -> tuple[int, BareChange]:
+    """How long a bare key lives, and what its owner does with it before its end."""
+    if place % 3 == 0:
+        return rng.randrange(*_SHORT_MS), ""
+    return rng.randrange(*_BARE_MS), rng.choice(("", "", "set", "deleted"))
 
 
 def _repeats(rng: random.Random) -> Behaviour:

@@ -1,11 +1,11 @@
 """The versions, and a site for their pods."""
 
-import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from tests.chaos.versions import unpacked
 from tests.engine.conftest import server
 from tests.install.environment import ROOT
 from tests.servers import ServerHandle
@@ -17,11 +17,7 @@ __all__ = ["server"]
 @pytest.fixture(scope="session")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Version:
     """The version at 9b6d3bc."""
-    folder = tmp_path_factory.mktemp("9b6d3bc")
-    with tarfile.open(Path(__file__).with_name("9b6d3bc.tar.xz")) as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 does not have it
-        archive.extractall(folder)  # noqa: S202 (this project's own)
-    return Version("earlier", [folder])
+    return Version("earlier", [unpacked(tmp_path_factory.mktemp("9b6d3bc"))])
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ Size = tuple[str, str, str]
 _SIZES: Final[dict[str, Size]] = {
     "kills": ("4000", "6", "8"),
     "pauses": ("4000", "3", "12"),
-    "hooks": ("800", "6", "8"),
+    "hooks": ("800", "12", "12"),
     "flushalls": ("1500", "3", "10"),
 }
 

@@ -1,0 +1,131 @@
+"""P3, bounded lateness: how long after its time, or after the fault that held it up, a timer may start.
+
+The machine may be busy with other work. So a start is not judged, but counted, if the kernel made its pod and the
+server wait for a core for as long as it is late, or any pod for more than a tenth of the time: what waits leaves a
+backlog, and the time that one timer then waits in it is not measured (`starvation.py`).
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from tests.chaos.findings import Finding, Property
+from tests.chaos.processors import PREFIX
+from tests.chaos.timeline import EVERY_POD, Faults, Run, Story, released
+from tests.chaos.witness import Event, FaultKind, Kind
+
+_MS: Final = 1_000_000
+
+SWEEP_MS: Final = 1_000
+"""A lost event is made up for by the next sweep."""
+
+SPARE_MS: Final = 500
+
+BACK_MS: Final[Mapping[str, int]] = {
+    FaultKind.PARTITION: 2_000,
+    FaultKind.POWER: 2_000,
+    FaultKind.LOSS: 15_000,
+    FaultKind.ABSENT: 2_000,
+}
+"""How long after the end of a fault that nobody could work under: a failover's connections need two seconds, and a
+restore from the ledger begins when its leader has noticed the loss."""
+
+BEFORE_NS: Final = 5_000_000_000
+"""How long before a timer's time its pod may have begun to wait for a core."""
+
+SHARE: Final = 0.1
+"""Of the time: who waits longer for a core gets less than the run needs."""
+
+
+@dataclass(slots=True)
+class Waits:
+    """How long each pod, and all of them together (the server), have waited for a core by any moment."""
+
+    _at_ns: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    _sum_ms: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0]))
+
+    @classmethod
+    def of(cls, history: Iterable[Event]) -> "Waits":
+        """Those of a history, in order."""
+        found = cls()
+        for event in history:
+            if event.kind is Kind.WAITED:
+                found._at_ns[event.pod].append(event.mono_ns)
+                sums = found._sum_ms[event.pod]
+                sums.append(sums[-1] + event.waited_ms)
+        return found
+
+    def of_run(self, run: Run, from_ns: int) -> int:
+        """How many ms the run's pod and the server have waited from a little before then until it started."""
+        return sum(self._between(pod, from_ns - BEFORE_NS, run.start.mono_ns) for pod in (run.start.pod, EVERY_POD))
+
+    def most(self, run: Run, from_ns: int) -> float:
+        """The share of this time that the pod waited which waited longest."""
+        until_ns = run.start.mono_ns
+        longest_ms = max((self._between(pod, from_ns - BEFORE_NS, until_ns) for pod in list(self._at_ns)), default=0)
+        return longest_ms * _MS / (until_ns - from_ns + BEFORE_NS)
+
+    def _between(self, pod: str, from_ns: int, until_ns: int) -> int:
+        moments, sums = self._at_ns[pod], self._sum_ms[pod]
+        return sums[min(bisect_right(moments, until_ns) + 1, len(moments))] - sums[bisect_left(moments, from_ns)]
+
+
+@dataclass(slots=True)
+class Punctual:
+    """Judges the starts of a history. `starved` counts those that are late for no other reason than the machine."""
+
+    faults: Faults
+    waits: Waits
+    lease_ms: int
+    starved: int = 0
+
+    def late(self, story: Story) -> Iterator[Finding]:
+        """P3 for one timer. Queues that run one timer at a time, or are not served by every pod, are not judged."""
+        if not story.timer.startswith(f"{PREFIX}/"):
+            return
+        chains = story.chains()
+        for place, runs in enumerate(chains):
+            if runs[0].start.attempt == 1 and runs[0].start.due_ms:
+                yield from self._first(story, runs[0], chains[place - 1][-1] if place else None)
+            yield from self._taken_over(story, runs)
+
+    def _first(self, story: Story, run: Run, before: Run | None) -> Iterator[Finding]:
+        start = run.start
+        due_ns = start.mono_ns - (start.wall_ns - start.due_ms * _MS)
+        asked = max(
+            (min(call.until_ns, start.mono_ns) for call in story.calls if call.from_ns < start.mono_ns), default=0
+        )
+        ended = start.mono_ns if before and before.end is None else before.end.mono_ns if before and before.end else 0
+        free_ns = max(due_ns, asked, min(ended, start.mono_ns))
+        bounds = [free_ns + (SWEEP_MS + SPARE_MS) * _MS]
+        bounds += [off_ns + BACK_MS.get(kind, SWEEP_MS + SPARE_MS) * _MS for kind, off_ns in self.faults.holding(run)]
+        yield from self._judged(story, run, free_ns, max(bounds))
+
+    def _taken_over(self, story: Story, runs: Sequence[Run]) -> Iterator[Finding]:
+        for earlier, later in pairwise(runs):
+            killed_ns = self.faults.killed(earlier)
+            if killed_ns is None or later.start.attempt != earlier.start.attempt + 1:
+                continue
+            if not released(earlier, later.start.mono_ns, self.faults):
+                held = [off_ns for _, off_ns in self.faults.holding(later)]
+                since_ns = max(killed_ns, *held, 0)
+                bound_ns = since_ns + (self.lease_ms + SWEEP_MS + SPARE_MS) * _MS
+                yield from self._judged(story, later, since_ns, bound_ns)
+
+    def _judged(self, story: Story, run: Run, since_ns: int, bound_ns: int) -> Iterator[Finding]:
+        late_ms = (run.start.mono_ns - bound_ns) // _MS
+        if late_ms <= 0:
+            return
+        waited_ms = self.waits.of_run(run, since_ns)
+        if waited_ms >= late_ms or self.waits.most(run, since_ns) > SHARE:
+            self.starved += 1
+            return
+        text = (
+            f"it started {(run.start.mono_ns - since_ns) // _MS} ms after it could have, "
+            f"{late_ms} ms later than it may; "
+            f"its pod and the server waited {waited_ms} ms for a core"
+        )
+        yield Finding(Property.LATE, story.timer, text, story.lines())

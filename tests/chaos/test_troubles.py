@@ -1,0 +1,21 @@
+"""A short round of the troubles that no other test makes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.driver import Plan, run
+
+TROUBLES = {"steps": 2, "partitions": 1, "throttles": 1, "slow": 1, "full": 1, "power": 2, "versions": 1}
+"""How many faults each proves."""
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+async def test_no_promise_is_broken(tmp_path: Path, trouble: str) -> None:
+    times = 2 if trouble == "steps" else 1
+    plan = Plan(trouble=trouble, timers=300, times=times, spread_s=4.0, pods=2, seed=3)
+    result = await run(replace(plan, once="sqlite") if trouble == "steps" else plan, tmp_path)
+    print(result)
+    assert result.report.ok, str(result)
+    assert result.report.figures.faults_proven == TROUBLES[trouble]
