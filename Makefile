@@ -1,6 +1,6 @@
 # `make run` starts the service, `make test` tests it, `make check` is for before a commit. Each sets up what it needs.
 .POSIX:
-.PHONY: run up down setup test check format bench peers chaos chaos-score dist lock
+.PHONY: run up down setup test check format bench peers chaos chaos-long chaos-score dist lock
 PYTHON = python3
 BIN = .venv/bin
 # One file stays on one worker, so that its module-wide servers are started once. Most tests wait for something, so there are
@@ -44,6 +44,10 @@ peers: setup
 
 chaos: setup
 	$(BIN)/python -m tests.chaos
+
+# A million timers and a thousand kills: 30 pieces of a few minutes. Goes on where it stopped.
+chaos-long: setup
+	$(BIN)/python -m tests.chaos.long
 
 chaos-score: setup
 	$(BIN)/python -m tests.chaos.score
