@@ -209,7 +209,7 @@ def document(done: Sequence[Piece]) -> str:
 - Commits {_each("commit", done)}; from {begun[0]} to {begun[-1]} UTC, at a load of {load[0]:g} to {load[-1]:g} on
   {os.cpu_count()} cores.
 - Of {_sum("starts", done):,} starts {_sum("explained", done):,} repeated an occurrence, each because of a recorded
-  fault. {_sum("hidden", done):,} claims never started that anybody saw; {_sum("unknown", done):,} creates had no answer.
+  fault. {_sum("hidden", done):,} claims were never seen to start; {_sum("unknown", done):,} creates had no answer.
 - One timer in a hundred had an effect in SQL with `once`, in SQLite in half of the pieces, in PostgreSQL in the others.
 - Lateness is judged (P3) by what the kernel says that processes waited for a core: {_sum("starved", done):,}
   starts were late while the machine gave the run less than it needed, and are not judged.

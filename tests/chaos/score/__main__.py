@@ -75,7 +75,7 @@ def search(fault: Fault, seed: int, *, size: Size | None = None) -> float | None
 def _arguments(trouble: str, seed: int, size: Size) -> list[str]:
     timers, times, spread_s = size
     ledger = ["--ledger", "sqlite"] if trouble == "flushalls" else []
-    plan = ["--timers", timers, "--times", times, "--spread-s", spread_s, "--drain-s", "20", "--family", "redis"]
+    plan = ["--timers", timers, "--times", times, "--spread-s", spread_s, "--drain-s", "60", "--family", "redis"]
     return ["--trouble", trouble, "--seed", str(seed), *plan, *ledger]
 
 
