@@ -23,6 +23,7 @@ def _simulated() -> Iterator[None]:
         yield
 
 
+@pytest.mark.timeout(1200)  # on a machine whose cores are taken the seconds are many
 def test_no_world_breaks_a_promise() -> None:
     command = [sys.executable, "-m", "tests.simulation", "--seeds", str(WORLDS)]
     played = subprocess.run(command, capture_output=True, text=True, check=False)
