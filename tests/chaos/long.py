@@ -218,7 +218,7 @@ def document(done: Sequence[Piece]) -> str:
 
 {_table(done)}
 
-{"What was found, at most five of each piece:" if found else "Nothing else was found."}
+{"What was found, at most five of each piece:" if found else "No promise was broken."}
 
 {chr(10).join(found)}
 
