@@ -19,7 +19,7 @@ SERIAL: Final = "chaos-serial"
 ONCE: Final = "chaos-once"
 """Has an effect in SQL (`effects.py`)."""
 PREFIXES: Final = (PREFIX, SERIAL, ONCE)
-_PREFIXES: Final = {"serial": SERIAL, "once": ONCE}
+_PREFIXES: Final = {"serial-": SERIAL, "once-": ONCE}
 MAX_ATTEMPTS: Final = 5
 RETRY: Final = RetryPolicy(max_attempts=MAX_ATTEMPTS, backoff="fixed", base="200ms")
 
@@ -42,7 +42,8 @@ def _witness() -> Witness:
 
 def prefix_of(timer_id: str) -> str:
     """The prefix of a timer of this name."""
-    return _PREFIXES.get(timer_id.partition("-")[0], PREFIX)
+    kind, dash, _ = timer_id.partition("-")
+    return _PREFIXES.get(kind + dash, PREFIX)
 
 
 @processor(PREFIX, retry=RETRY)
