@@ -8,9 +8,9 @@ from itertools import chain
 from tests.chaos import attempt_rules, key_rules, life_rules
 from tests.chaos.figures import figures
 from tests.chaos.findings import FINISHED, Counts, EndState, Finding, Property, Report
-from tests.chaos.late_rules import Punctual, Waits
+from tests.chaos.late_rules import Punctual
 from tests.chaos.timeline import Faults, Story, stories
-from tests.chaos.witness import Event, FaultKind, Kind
+from tests.chaos.witness import Event, FaultKind
 
 
 def check(
@@ -30,8 +30,8 @@ def check(
     as errors of their own.
     """
     told = stories(history)
-    faults = Faults((event for event in history if event.kind in {Kind.FAULT_ON, Kind.FAULT_OFF}), lease_ms)
-    punctual = Punctual(faults, Waits.of(history), lease_ms)
+    faults = Faults(history, lease_ms)
+    punctual = Punctual(faults, lease_ms)
     findings = list(
         chain(
             *(_of_story(story, end_states.get(timer), faults, max_attempts) for timer, story in told.items()),

@@ -5,17 +5,16 @@ server wait for a core for as long as it is late, or any pod for more than a ten
 backlog, and the time that one timer then waits in it is not measured (`starvation.py`).
 """
 
-from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 from tests.chaos.findings import Finding, Property
 from tests.chaos.processors import PREFIX
 from tests.chaos.timeline import EVERY_POD, Faults, Run, Story, released
-from tests.chaos.witness import Event, FaultKind, Kind
+from tests.chaos.waits import SHARE
+from tests.chaos.witness import FaultKind
 
 _MS: Final = 1_000_000
 
@@ -23,6 +22,9 @@ SWEEP_MS: Final = 1_000
 """A lost event is made up for by the next sweep."""
 
 SPARE_MS: Final = 500
+
+BEFORE_NS: Final = 5_000_000_000
+"""How long before a timer's time its pod may have begun to wait for a core."""
 
 BACK_MS: Final[Mapping[str, int]] = {
     FaultKind.PARTITION: 2_000,
@@ -33,52 +35,12 @@ BACK_MS: Final[Mapping[str, int]] = {
 """How long after the end of a fault that nobody could work under: a failover's connections need two seconds, and a
 restore from the ledger begins when its leader has noticed the loss."""
 
-BEFORE_NS: Final = 5_000_000_000
-"""How long before a timer's time its pod may have begun to wait for a core."""
-
-SHARE: Final = 0.1
-"""Of the time: who waits longer for a core gets less than the run needs."""
-
-
-@dataclass(slots=True)
-class Waits:
-    """How long each pod, and all of them together (the server), have waited for a core by any moment."""
-
-    _at_ns: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    _sum_ms: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0]))
-
-    @classmethod
-    def of(cls, history: Iterable[Event]) -> "Waits":
-        """Those of a history, in order."""
-        found = cls()
-        for event in history:
-            if event.kind is Kind.WAITED:
-                found._at_ns[event.pod].append(event.mono_ns)
-                sums = found._sum_ms[event.pod]
-                sums.append(sums[-1] + event.waited_ms)
-        return found
-
-    def of_run(self, run: Run, from_ns: int) -> int:
-        """How many ms the run's pod and the server have waited from a little before then until it started."""
-        return sum(self._between(pod, from_ns - BEFORE_NS, run.start.mono_ns) for pod in (run.start.pod, EVERY_POD))
-
-    def most(self, run: Run, from_ns: int) -> float:
-        """The share of this time that the pod waited which waited longest."""
-        until_ns = run.start.mono_ns
-        longest_ms = max((self._between(pod, from_ns - BEFORE_NS, until_ns) for pod in list(self._at_ns)), default=0)
-        return longest_ms * _MS / (until_ns - from_ns + BEFORE_NS)
-
-    def _between(self, pod: str, from_ns: int, until_ns: int) -> int:
-        moments, sums = self._at_ns[pod], self._sum_ms[pod]
-        return sums[min(bisect_right(moments, until_ns) + 1, len(moments))] - sums[bisect_left(moments, from_ns)]
-
 
 @dataclass(slots=True)
 class Punctual:
     """Judges the starts of a history. `starved` counts those that are late for no other reason than the machine."""
 
     faults: Faults
-    waits: Waits
     lease_ms: int
     starved: int = 0
 
@@ -119,8 +81,8 @@ class Punctual:
         late_ms = (run.start.mono_ns - bound_ns) // _MS
         if late_ms <= 0:
             return
-        waited_ms = self.waits.of_run(run, since_ns)
-        if waited_ms >= late_ms or self.waits.most(run, since_ns) > SHARE:
+        waited_ms = self._waited_ms(run, since_ns)
+        if waited_ms >= late_ms or self.faults.waits.share(since_ns - BEFORE_NS, run.start.mono_ns) > SHARE:
             self.starved += 1
             return
         text = (
@@ -129,3 +91,10 @@ class Punctual:
             f"its pod and the server waited {waited_ms} ms for a core"
         )
         yield Finding(Property.LATE, story.timer, text, story.lines())
+
+    def _waited_ms(self, run: Run, since_ns: int) -> int:
+        """How long the run's pod and the server have waited for a core from a little before then until it started."""
+        return sum(
+            self.faults.waits.between(pod, since_ns - BEFORE_NS, run.start.mono_ns)
+            for pod in (run.start.pod, EVERY_POD)
+        )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from tests.chaos.waits import SHARE, Waits
 from tests.chaos.witness import Event, FaultKind, Kind, Made, Outcome, Verb
 
 FOREVER_NS = 1 << 62
@@ -15,10 +16,11 @@ SUCCEEDED = frozenset({Outcome.DONE, Outcome.REARMED})
 
 _RELEASING = frozenset({Outcome.FAILED, Outcome.TIMED_OUT, Outcome.SNOOZED})
 UNCOPIED_NS = 2_000_000_000
-"""How long before a loss a change may have been made that the ledger did not get."""
+"""How long before a loss a change may have been made that the ledger did not get, if the pods had their cores."""
 
 UNFOLLOWED_NS = 12_000_000_000
-"""How long after a kill the others may think that the pod is alive, which copied the changes."""
+"""How long after a kill the others may think that the pod is alive, which copied the changes. Without a core a pod is
+as slow."""
 
 _LOSING = frozenset({FaultKind.LOSS, FaultKind.POWER})
 _CUTTING = frozenset({FaultKind.PAUSE, FaultKind.PARTITION})
@@ -111,7 +113,8 @@ class Faults:
 
     A pod extends a lease at least every half lease, so being cut off for half a lease may already end it."""
 
-    def __init__(self, events: Iterable[Event], lease_ms: int) -> None:
+    def __init__(self, events: Sequence[Event], lease_ms: int) -> None:
+        self.waits = Waits(events)
         self._lease_ns = lease_ms * 1_000_000
         self._of_pod: defaultdict[str, list[Fault]] = defaultdict(list)
         self.proven = self.unproven = 0
@@ -151,7 +154,9 @@ class Faults:
         if fault.on_ns > at_ns or run.start.mono_ns > fault.off_ns:
             return False
         kills = [on_ns for on_ns in self._kills if fault.on_ns - UNFOLLOWED_NS < on_ns < fault.on_ns]
-        return run.end is None or run.end.mono_ns > min(kills, default=fault.on_ns) - UNCOPIED_NS
+        is_starved = self.waits.share(fault.on_ns - UNFOLLOWED_NS, fault.on_ns) > SHARE
+        uncopied_ns = UNFOLLOWED_NS if is_starved else UNCOPIED_NS
+        return run.end is None or run.end.mono_ns > min(kills, default=fault.on_ns) - uncopied_ns
 
     def held_up(self, start: Event) -> bool:
         """True if the pod was held up so long just before this start that the lease may have ended already."""

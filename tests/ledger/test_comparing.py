@@ -104,7 +104,7 @@ async def test_a_bucket_that_is_deleted_on_a_living_server_comes_back(fleet: Fle
     assert (await fleet.client.counts())["note"] == {Status.SCHEDULED: 60}
     check = await check_of(fleet, database)
     assert check.level == "warn"
-    assert check.said.startswith(f"the comparison mended {gone} timers in Redis and 0 in the ledger, last 0 minutes")
+    assert check.said.startswith(f"the comparison repaired {gone} timers in Redis and 0 in the ledger, ")
     assert not len(calls)
 
 

@@ -175,8 +175,9 @@ local function post(member, r, said, raw)
 end
 
 -- What hooks ask for. Whether there is a ledger is in a field beside them, `@ledger`, and in `@moving` whether the service is being
--- moved or has moved: then what it says, `<phase> <place>`. No hook can have such a name. Every change asks this anyway.
-local followed, moving = false, nil
+-- moved or has moved: then what it says, `<phase> <place>`. No hook can have such a name. Every change asks this anyway. `heard` says
+-- whether hooks or a ledger ask.
+local heard, followed, moving = false, false, nil
 local function ask()
   local lines = {}
   for _, line in ipairs(call('HKEYS', root .. 'hooks')) do
@@ -184,6 +185,7 @@ local function ask()
     elseif line == '@moving' then moving = call('HGET', root .. 'hooks', line)
     else lines[#lines + 1] = line end
   end
+  heard = followed or #lines > 0
   return lines
 end
 
@@ -208,7 +210,7 @@ local function write_notes()
   noted = {}
 end
 local function follow(member, r)
-  if not followed or r.kept then return end
+  if r.kept then return end
   if #noted >= 2000 then write_notes() end  -- Lua's stack is small
   local n = #noted
   noted[n + 1], noted[n + 2] = member, string.format('%d %d%s', r.created, r.version, r.gone or '')
@@ -235,8 +237,10 @@ end
 local watched = true
 local function announce(member, r, said, raw)
   hooks = hooks or ask()
-  follow(member, r)
-  if #hooks > 0 then post(member, r, said, raw) end
+  if heard then
+    if followed then follow(member, r) end
+    if #hooks > 0 then post(member, r, said, raw) end
+  end
   if not watched then return end
   local event = table.concat({member, r.status, r.version, r.attempt, text(r.due), now_text, r.processor or '-', said}, '\n')
   watched = publish((string.gsub(ARGV[1], 'wake', 'events', 1)), event) > 0
@@ -354,7 +358,7 @@ end
 local function remove(member, r)
   call('HDEL', record_key(member), member)
   r.gone, hooks = ' gone', hooks or ask()
-  follow(member, r)
+  if followed then follow(member, r) end
   local after = (r.created + 1) * 1000
   if (r.token ~= 0 or followed) and r.token < after and newest_token() < after then
     call('SET', root .. 'token', text(after))
@@ -428,12 +432,13 @@ end
 -- Put a timer into the due index, behind all others of the same millisecond. The entries of a queue are written together, by
 -- `flush`.
 local entries = {}
+local function first_entry(prefix)
+  entries[prefix] = {key = queue_key(prefix), first = math.huge, last = {}}
+  return entries[prefix]
+end
+
 local function enqueue(prefix, id, due)
-  local queue = entries[prefix]
-  if not queue then
-    queue = {key = queue_key(prefix), first = math.huge, last = {}}
-    entries[prefix] = queue
-  end
+  local queue = entries[prefix] or first_entry(prefix)
   local ordinal, at = queue.last[due], nil
   if not ordinal then
     at = text(due)

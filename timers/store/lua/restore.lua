@@ -46,8 +46,7 @@ end
 
 -- Put a timer into the due index, at its place among those of its millisecond.
 local function enqueue_at(prefix, id, score)
-  local queue = entries[prefix] or {first = math.huge, last = {}}
-  entries[prefix] = queue
+  local queue = entries[prefix] or first_entry(prefix)
   local n = #queue
   queue[n + 1], queue[n + 2], queue.first = score, id, math.min(queue.first, tonumber(score))
 end
