@@ -175,9 +175,10 @@ local function post(member, r, said, raw)
 end
 
 -- What hooks ask for. Whether there is a ledger is in a field beside them, `@ledger`, and in `@moving` whether the service is being
--- moved or has moved: then what it says, `<phase> <place>`. No hook can have such a name. Every change asks this anyway. `heard` says
+-- moved or has moved: then what it says, `<phase> <place>`. No hook can have such a name. Every change asks this anyway. `reported` says
 -- whether hooks or a ledger ask.
-local heard, followed, moving = false, false, nil
+local followed, moving = false, nil
+local reported = false
 local function ask()
   local lines = {}
   for _, line in ipairs(call('HKEYS', root .. 'hooks')) do
@@ -185,7 +186,7 @@ local function ask()
     elseif line == '@moving' then moving = call('HGET', root .. 'hooks', line)
     else lines[#lines + 1] = line end
   end
-  heard = followed or #lines > 0
+  reported = followed or #lines > 0
   return lines
 end
 
@@ -237,7 +238,7 @@ end
 local watched = true
 local function announce(member, r, said, raw)
   hooks = hooks or ask()
-  if heard then
+  if reported then
     if followed then follow(member, r) end
     if #hooks > 0 then post(member, r, said, raw) end
   end
