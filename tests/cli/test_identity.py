@@ -47,12 +47,12 @@ def test_init_changes_the_number_of_shards_until_a_timer_is_armed(timers: Comman
     assert timers("init", "--shards", "4", "-o", "json").json["shards"] == 4
     timers("create", "log", "a", "--in", "1h")
     said = timers("init", "--shards", "8").refusal()
-    assert said == "timers: TIMERS_SHARDS is 8, but this db has 4 shards; use 4"
+    assert said == "timers: --shards is 8, but this db has 4 shards; use 4"
     assert redis.hget("timers:meta", "shards") == "4"
 
 
 def test_init_names_a_number_that_is_none(timers: CommandLine) -> None:
-    assert "TIMERS_SHARDS" in timers("init", "--shards", "none").refusal()
+    assert "--shards" in timers("init", "--shards", "none").refusal()
 
 
 def test_a_pod_that_disagrees_about_the_shards_does_not_start(
@@ -60,7 +60,7 @@ def test_a_pod_that_disagrees_about_the_shards_does_not_start(
 ) -> None:
     timers("create", "log", "a", "--in", "1h")
     pod = start("serve", "--roles", "worker", TIMERS_REDIS_URL=server.url, TIMERS_SHARDS="16")
-    assert pod.end().refusal() == "timers: TIMERS_SHARDS is 16, but this db has 1 shards; use 1"
+    assert pod.end().refusal() == "timers: TIMERS_SHARDS is 16, but this db has 1 shard; use 1"
 
 
 async def test_a_running_pod_that_finds_another_number_of_shards_ends_with_one_line(

@@ -71,7 +71,7 @@ async def test_as_long_as_nothing_was_armed_a_pod_changes_the_number_of_shards(s
 async def test_once_a_timer_was_armed_a_pod_that_disagrees_learns_both_numbers(store: Store) -> None:
     await armed(store, due="+3600000")
     for opening in (other(store, 16).identity.join(), other(store, 16).identity.refresh()):
-        with pytest.raises(ConfigurationError, match="TIMERS_SHARDS is 16, but this db has 1 shards; use 1"):
+        with pytest.raises(ConfigurationError, match="TIMERS_SHARDS is 16, but this db has 1 shard; use 1"):
             await opening
     assert (await meta(store))["shards"] == "1"
 

@@ -50,7 +50,12 @@ def init(
         await identity.make()
         return {"epoch": identity.epoch, "shards": identity.shards}
 
-    show(run(make, TIMERS_SHARDS=shards), output)
+    try:
+        show(run(make, TIMERS_SHARDS=shards), output)
+    except ConfigurationError as error:
+        if shards is None:
+            raise
+        raise ConfigurationError(str(error).replace("TIMERS_SHARDS", "--shards")) from error
 
 
 @prefixes.callback(invoke_without_command=True)

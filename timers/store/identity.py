@@ -211,7 +211,7 @@ class DbIdentity:
             alive = await self._redis.zcount(f"{keys.PODS_ROOT}seen", (seconds - SILENT_SECONDS) * 1000, "+inf")
         if alive:
             raise ConfigurationError(
-                f"TIMERS_SHARDS is {self.pinned}, but the live pods of this db use {there} shards; use {there}, or "
+                f"TIMERS_SHARDS is {self.pinned}, but the live pods of this db use {_shards(there)}; use {there}, or "
                 "stop these pods first"
             )
 
@@ -365,7 +365,7 @@ class DbIdentity:
             raise ConfigurationError(f"{keys.META} has no epoch and an unknown format; use another db")
         if self.pinned not in (None, meta.shards):
             there = meta.shards
-            raise ConfigurationError(f"TIMERS_SHARDS is {self.pinned}, but this db has {there} shards; use {there}")
+            raise ConfigurationError(f"TIMERS_SHARDS is {self.pinned}, but this db has {_shards(there)}; use {there}")
         if (self.epoch, self.form) != (meta.epoch, meta.form):
             self._is_stamped = meta.form == 1
         self.form, self._before, self._raised_ms = meta.form, meta.before, meta.raised_ms
@@ -425,6 +425,10 @@ def _form(fields: Mapping[str, str]) -> int:
             f"Use {f'version {by}' if by else 'the version that wrote them'}, or a later one"
         )
     return int(written)
+
+
+def _shards(number: int) -> str:
+    return f"{number} shard{'s' * (number != 1)}"
 
 
 def _fresh() -> str:
