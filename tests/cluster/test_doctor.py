@@ -1,12 +1,16 @@
 """What the doctor and the probes say of a cluster: each primary is looked at."""
 
+import pytest
+
 from tests.clusters import Cluster
 from tests.doctor.setups import TIMED, alive, found, made, opened
 from tests.waiting import DEADLINE_SECONDS
 from timers.api.health import HealthRoutes
+from timers.client.durable import refusal_of
 from timers.client.fleet import ALL_SERVED
 from timers.doctor.checks import any_full
 from timers.doctor.examining import examine
+from timers.errors import Unavailable
 from timers.store import keys
 
 
@@ -33,6 +37,23 @@ async def test_each_primary_is_examined(cluster: Cluster) -> None:
         await primaries[2].ask("CONFIG", "SET", "cluster-require-full-coverage", "yes")
         assert "cluster-require-full-coverage is yes" in (await found(store, wait_seconds=0.2))["role"].said
         await primaries[2].ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+
+
+async def test_the_doctor_and_a_create_say_that_a_primary_is_away(cluster: Cluster) -> None:
+    for node in cluster.nodes:
+        await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    needed = {await cluster.owner(keys.PODS_ROOT), await cluster.owner(keys.META)}
+    lost = next(node for node in await cluster.primaries() if node not in needed)
+    replica = await cluster.replica_of(lost)
+    async with opened(cluster.url, shards=64) as store:
+        await made(store)
+        replica.down()
+        lost.down()
+        told = {check.name: check for check in await examine(store, wait_seconds=0.2)}
+        assert told["server"].said.startswith(f"{lost.name}: ")
+        assert told["data"].level == "fail"
+        with pytest.raises(Unavailable):
+            await refusal_of(store, "replicated", has_ledger=False)
 
 
 async def test_a_pod_that_reaches_some_primaries_is_ready(cluster: Cluster) -> None:

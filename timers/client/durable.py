@@ -5,7 +5,8 @@ from typing import Final, get_args
 
 from timers.core.shapes import Durability
 from timers.errors import ConfigurationError, InvalidInput
-from timers.store.servers.durability import FSYNC, WAITS
+from timers.store.scripts import reachable
+from timers.store.servers.durability import FSYNC, WAITS, WaitLevel
 from timers.store.store import Store
 
 SETTING: Final = "TIMERS_DURABILITY"
@@ -14,14 +15,19 @@ LEVELS: Final[Sequence[Durability]] = get_args(Durability)
 
 async def lacking(store: Store, *, has_ledger: bool) -> Mapping[Durability, str]:
     """What the service lacks for the durabilities that it cannot give. Raises Unavailable."""
-    lacks: dict[Durability, str] = {level: await store.connections.durable(level).lacks() for level in WAITS}
+    lacks: dict[Durability, str] = {level: await _lacks(store, level) for level in WAITS}
     lacks["ledger"] = "" if has_ledger else "this service has no ledger (TIMERS_LEDGER_URL)"
     return {level: why for level, why in lacks.items() if why}
 
 
+async def _lacks(store: Store, level: WaitLevel) -> str:
+    with reachable():
+        return await store.connections.durable(level).lacks()
+
+
 async def refusal_of(store: Store, durability: Durability, *, has_ledger: bool) -> InvalidInput | None:
     """The error for a durability that the service cannot give. Raises Unavailable."""
-    if durability in WAITS and not await store.connections.durable(durability).lacks():
+    if durability in WAITS and not await _lacks(store, durability):
         return None
     if durability == "fast" or (durability == "ledger" and has_ledger):
         return None
