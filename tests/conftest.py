@@ -62,7 +62,7 @@ HEAVY: Final = (
     *("property/test_decide", "engine/test_outages", "ledger/test_restoring", "chaos/test_pods_stopped"),
     *("chaos/test_server_away", "doctor/test_doctor", "engine/test_blocked", "engine/test_rescues"),
     *("cli/test_new_processor", "cli/test_serve_with_keys", "cli/test_mixed_fleet", "docker/test_sentinel"),
-    "unit/test_slips",
+    *("docker/test_cluster", "unit/test_slips"),
 )
 """Files that take longest. They start first, so that none of them is alone at the end."""
 

@@ -19,7 +19,7 @@ from tests.docker.dockerfile import FOLDER
 from tests.docker.metric_names import documented_metrics, labels_of_samples
 from tests.install.environment import ROOT
 from tests.members import declare
-from tests.rights import documented
+from tests.rights import documented, for_clusters
 from tests.servers import ServerHandle, start_server
 from tests.waiting import eventually, patient
 from timers import TimerClient
@@ -32,7 +32,7 @@ from timers.store.servers.connect import connect
 NEEDS_PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool (Debian: prometheus)")
 
 
-FILES = ("compose.yaml", "compose.sentinel.yaml")
+FILES = ("compose.yaml", "compose.sentinel.yaml", "compose.cluster.yaml")
 EACH = pytest.mark.parametrize("name", FILES)
 
 
@@ -97,7 +97,8 @@ def test_secrets_are_made_once(tmp_path: Path) -> None:
     folder = tmp_path / "docker" / "secrets"
     before = {path.name: path.read_text() for path in folder.iterdir()}
     of_sentinels = {"pods-sentinel.env", "replication", "sentinel"}
-    assert set(before) == {"api-key", "grafana", "pods.env", "redis.acl"} | of_sentinels
+    of_clusters = {"pods-cluster.env", "redis-cluster.acl", "replication"}
+    assert set(before) == {"api-key", "grafana", "pods.env", "redis.acl"} | of_sentinels | of_clusters
     assert folder.stat().st_mode & 0o077 == 0
     assert stack(tmp_path, "secrets").returncode == 0
     assert before == {path.name: path.read_text() for path in folder.iterdir()}
@@ -245,9 +246,13 @@ async def test_a_pod_with_the_made_secrets_runs_a_timer_on_the_redis_of_the_comp
 
 def test_the_users_rights_are_the_documented_ones(tmp_path: Path) -> None:
     stack(tmp_path, "secrets")
-    *_, users = (tmp_path / "docker" / "secrets" / "redis.acl").read_text().splitlines()
-    line = users.split()
-    assert {word for word in line if word[0] in "+-&"} == {word for word in documented() if word[0] in "+-&"}
+    rights = {word for word in documented() if word[0] in "+-&"}
+    on_cluster = {word.replace("@5__", "@0__") for word in rights} | set(for_clusters())
+    for name, wanted in (("redis.acl", rights), ("redis-cluster.acl", on_cluster)):
+        *others, pods = (tmp_path / "docker" / "secrets" / name).read_text().splitlines()
+        assert {word for word in pods.split() if word[0] in "+-&"} == wanted
+        former = "cluster" if name == "redis-cluster.acl" else "sentinel"
+        assert [line.split()[1] for line in others] == ["default", "health", "replication", former]
 
 
 def test_the_board_and_the_alerts_use_only_existing_metrics() -> None:

@@ -1,4 +1,4 @@
-"""The manifests of both overlays as kustomize renders them: valid, and right for how a pod starts and ends."""
+"""The manifests of the overlays as kustomize renders them: valid, and right for how a pod starts and ends."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ from tests.docker.metric_names import labels_of_samples
 from timers.core.durations import parse_ms
 from timers.settings import SECRET_NAMES, load_settings
 
-OVERLAYS = ("dev", "prod", "sentinel")
+OVERLAYS = ("dev", "prod", "sentinel", "cluster")
 SYSTEMD = "systemd-analyze"
 BOTH = pytest.mark.parametrize("overlay", OVERLAYS)
 
@@ -180,7 +180,8 @@ def test_budgets_services_and_the_autoscaler_select_existing_pods(overlay: str) 
         return {name for name, has in labels.items() if wanted.items() <= has.items()}
 
     budgets = of_kind(overlay, "PodDisruptionBudget")
-    several = {"timers-api", "timers-worker"} | ({"redis", "sentinel"} if overlay == "sentinel" else set())
+    several = {"timers-api", "timers-worker"}
+    several |= {"sentinel": {"redis", "sentinel"}, "cluster": {"redis"}}.get(overlay, set())
     assert {name: selected(each["spec"]["selector"]["matchLabels"]) for name, each in budgets.items()} == {
         name: {name} for name in several
     }

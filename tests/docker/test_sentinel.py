@@ -1,8 +1,6 @@
 """The servers and Sentinels of compose.sentinel.yaml and of the overlay, started by the script that both mount."""
 
-import os
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -12,78 +10,58 @@ import yaml
 from redis.asyncio import Redis
 
 from tests.docker.dockerfile import FOLDER
-from tests.docker.test_compose import compose, stack
+from tests.docker.started import HOST, Started
+from tests.docker.test_compose import compose
 from tests.members import declare
-from tests.servers import binary_for, free_port
+from tests.servers import free_port
 from tests.waiting import eventually, patient
 from timers.client import client_over, open_store
 from timers.doctor.examining import examine
 from timers.embedded import Family
 from timers.errors import Unavailable
-from timers.settings import load_settings
 from timers.store.servers.connect import connect
 from timers.store.servers.sentinel import SentinelConnections
 from timers.store.store import Store
-
-HOST: Final = "127.0.0.1"
 
 FINE: Final = ("persistence", "eviction", "replicas", "rights", "replay", "flags", "delivery", "sentinels", "failover")
 """What the doctor must find fine; besides, the replicas' flags."""
 
 
-class Started:
-    """Three servers and three Sentinels, with the secrets that the stack makes."""
+class Watched(Started):
+    """Three servers and three Sentinels."""
 
     def __init__(self, family: Family, folder: Path) -> None:
-        self._family, self._folder = family, folder
+        super().__init__(family, folder)
         self._servers, self._sentinels = [free_port() for _ in range(3)], [free_port() for _ in range(3)]
-        self._running: list[subprocess.Popen[bytes]] = []
 
     @property
     def url(self) -> str:
         """The pods' URL, with the addresses of these Sentinels."""
-        url = load_settings({}, self._folder / "docker" / "secrets" / "pods-sentinel.env").redis_url
         places = ",".join(f"{HOST}:{port}" for port in self._sentinels)
-        given, found = re.subn(r"@sentinel-0,sentinel-1,sentinel-2/", f"@{places}/", url or "")
+        given, found = re.subn(
+            r"@sentinel-0,sentinel-1,sentinel-2/", f"@{places}/", self.url_of_pods("pods-sentinel.env")
+        )
         assert found == 1
         return patient(given)
 
     def up(self) -> None:
         """Start all, on the data of before."""
+        given = {"ACL": self.secrets / "redis.acl", "FIRST": HOST, "FIRST_PORT": self._servers[0]}
         for what, ports in (("server", self._servers), ("sentinel", self._sentinels)):
             for port in ports:
-                self._start(what, port)
+                self.start(what, HOST, port, **given)
 
     async def fail_over(self) -> None:
         """Ask a Sentinel for another primary."""
-        password = (self._folder / "docker" / "secrets" / "replication").read_text().strip()
-        redis: Any = Redis(host=HOST, port=self._sentinels[0], username="sentinel", password=password)
+        redis: Any = Redis(host=HOST, port=self._sentinels[0], username="sentinel", password=self.password)
         async with redis:
             await redis.execute_command("SENTINEL", "FAILOVER", "timers")
 
-    def down(self) -> None:
-        """Kill all."""
-        for each in self._running:
-            each.kill()
-            each.wait()
-        self._running.clear()
-
-    def _start(self, what: str, port: int) -> None:
-        data, secrets = self._folder / str(port), self._folder / "docker" / "secrets"
-        data.mkdir(exist_ok=True)
-        given = {"DATA": data, "SECRETS": secrets, "ACL": secrets / "redis.acl", "PORT": port, "FIRST": HOST}
-        given |= {"FIRST_PORT": self._servers[0], "SERVER": binary_for(self._family)}
-        environment = os.environ | {name: str(value) for name, value in given.items()}
-        with (data / "log").open("ab") as log:
-            command = [str(FOLDER / "redis" / "start"), what, HOST]
-            self._running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-
 
 @pytest.fixture
-def started(family: Family, tmp_path: Path) -> Iterator[Started]:
+def started(family: Family, tmp_path: Path) -> Iterator[Watched]:
     """All of it, up."""
-    assert stack(tmp_path, "secrets").returncode == 0
-    made = Started(family, tmp_path)
+    made = Watched(family, tmp_path)
     made.up()
     yield made
     made.down()
@@ -112,7 +90,7 @@ async def opened(url: str) -> Store:
 
 
 @pytest.mark.every_server
-async def test_a_failover_outlasts_a_restart_of_all(started: Started) -> None:
+async def test_a_failover_outlasts_a_restart_of_all(started: Watched) -> None:
     store = await opened(started.url)
     await eventually(lambda: whole(store), "the doctor finds nothing")
     sentinels = store.connections
@@ -141,12 +119,7 @@ async def test_a_failover_outlasts_a_restart_of_all(started: Started) -> None:
 def test_compose_and_the_overlay_start_the_same_number_of_each() -> None:
     services = compose("compose.sentinel.yaml")["services"].values()
     asked = [each["command"][1] for each in services if "command" in each]
-    folder = FOLDER / "kubernetes" / "overlays" / "sentinel"
-    sets = [
-        each
-        for name in ("redis", "sentinel")
-        for each in yaml.safe_load_all((folder / f"{name}.yaml").read_text())
-        if each["kind"] == "StatefulSet"
-    ]
+    files = (FOLDER / "redis" / "redis.yaml", FOLDER / "kubernetes" / "overlays" / "sentinel" / "sentinel.yaml")
+    sets = [each for file in files for each in yaml.safe_load_all(file.read_text()) if each["kind"] == "StatefulSet"]
     there = {each["spec"]["template"]["spec"]["containers"][0]["args"][0]: each["spec"]["replicas"] for each in sets}
     assert {what: asked.count(what) for what in asked} == there == {"server": 3, "sentinel": 3}
