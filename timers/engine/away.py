@@ -1,7 +1,7 @@
 """Owns which shards a pod cannot reach while it reaches others: those of a cluster's node that is away, or that are
 being moved."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from timers.errors import Unavailable
@@ -48,6 +48,10 @@ class Away:
     def is_partial(self) -> bool:
         """Whether some shards are out of reach, but not all."""
         return 0 < len(self.shards) < len(self._mine)
+
+    def has_all_of(self, shards: Collection[int]) -> bool:
+        """Whether all of these that are this pod's are out of reach, while others are not."""
+        return self.is_partial and self.shards.keys() >= {*shards} & {*self._mine}
 
     def beside(self, key: str) -> list[int]:
         """The shards of this pod that are on the node of a key."""

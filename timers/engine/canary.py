@@ -136,10 +136,12 @@ class Canaries:
 
     @property
     def unheard(self) -> list[str]:
-        """The servers that this pod has no subscription at, or what stands for the one of a db."""
-        connections = self._pod.store.connections
+        """The servers that this pod has no subscription at, or what stands for the one of a db; not one that is away while
+        others are not, which has nothing to tell."""
+        connections, away = self._pod.store.connections, self._pod.away
         if is_spread(connections) and self.by_node:
-            return [node.name for node, each in self.by_node.items() if not each.subscribed]
+            silent = {node: each for node, each in self.by_node.items() if not each.subscribed}
+            return [node.name for node, each in silent.items() if not away.has_all_of(each.part.shards)]
         return [] if any(each.subscribed for each in self.by_node.values()) else ["the server"]
 
     def delivery_failed(self) -> bool:
