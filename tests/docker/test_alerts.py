@@ -17,6 +17,7 @@ from sqlalchemy import text
 
 from tests.api.conftest import done
 from tests.api.harness import running_api
+from tests.clusters import Cluster
 from tests.docker.dockerfile import FOLDER
 from tests.docker.metric_names import kinds
 from tests.docker.test_compose import NEEDS_PROMTOOL, used_names
@@ -35,6 +36,7 @@ from timers.core.model import Timer
 from timers.core.outcome import Fail
 from timers.ledger.database import Database
 from timers.processor import Context, Processor, processor
+from timers.store import keys
 
 RULES: Final = FOLDER / "prometheus" / "rules.yml"
 ALERTS: Final = {
@@ -63,11 +65,12 @@ class Stage:
         self._ledger = Database(f"sqlite+aiosqlite:///{folder.parent}/ledger.db")
 
     async def start(self, *processors: Processor, works: bool = True, **options: Any) -> TimerClient:
-        """Start the pod that is scraped."""
+        """Start the pod that is scraped, on a server of its own or at a `url`."""
         ledger = options.pop("ledger", None)
+        url = options.pop("url", None) or as_user(self.server.url)
         quick = {"canary_every_seconds": 0.05, "deaf_seconds": 0.2, "beat_ms": 50, **options}
         api = await self._pod.enter_async_context(
-            running_api(as_user(self.server.url), processors or [done], works=works, options=quick, ledger=ledger)
+            running_api(url, processors or [done], works=works, options=quick, ledger=ledger)
         )
         self._url, self._job = f"{api.server.url}/metrics", "timers-worker" if works else "timers-api"
         await self.tells("timers_notifications_ok 1.0" if works else "timers_redis_up 1.0")
@@ -415,6 +418,27 @@ async def test_the_alert_rings_in_its_trouble_and_ends_with_it(alert: str, stage
 async def test_a_burst_of_failures_between_two_scrapes_is_noticed(stage: Stage, tmp_path: Path) -> None:
     scrapes = [await stage.scrape() async for _ in failed(stage)]
     replay(tmp_path, stage.gauges, [*scrapes, scrapes[-1]], {"16m": {"TimersFail", "TimersFailed"}}, BUSY)
+
+
+@NEEDS_PROMTOOL
+async def test_a_primary_that_is_away_rings_as_redis_does(stage: Stage, cluster: Cluster, tmp_path: Path) -> None:
+    """Pods stay ready, and no other alert is for it: the gauges are unknown then."""
+    for node in cluster.nodes:
+        await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    lost = await cluster.owner(keys.root(0))
+    replica = await cluster.replica_of(lost)
+    await stage.start(url=cluster.url)
+    scrapes = [await stage.scrape()]
+    for node in (replica, lost):
+        node.down()
+    await stage.tells("timers_redis_up 0.0")
+    await stage.tells("timers_ready 1.0")
+    scrapes.append(await stage.scrape())
+    await cluster.heal()
+    await stage.tells("timers_redis_up 1.0")
+    await stage.tells("timers_notifications_ok 1.0")
+    scrapes.append(await stage.scrape())
+    replay(tmp_path, stage.gauges, scrapes, {"9m50s": set(), "39m30s": {"TimersRedisDown"}, "99m": set()}, BUSY)
 
 
 def replay(
