@@ -136,8 +136,8 @@ class Canaries:
 
     @property
     def unheard(self) -> list[str]:
-        """The servers that this pod has no subscription at, or what stands for the one of a db; not one that is away while
-        others are not, which has nothing to tell."""
+        """The servers that this pod has no subscription at, or what stands for the one of a db. One that is away while
+        others are not has nothing to tell."""
         connections, away = self._pod.store.connections, self._pod.away
         if is_spread(connections) and self.by_node:
             silent = {node: each for node, each in self.by_node.items() if not each.subscribed}
