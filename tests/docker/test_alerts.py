@@ -176,6 +176,11 @@ async def data_lost(stage: Stage) -> AsyncIterator[None]:
     yield
     await stage.fleet.redis.flushdb()
     await stage.tells("timers_data_losses [1-9].*")
+
+    async def has_signed() -> bool:
+        return not any(name.startswith("timers_uncovered") for name in await stage.scrape())
+
+    await eventually(has_signed, "the pod has signed again")
     yield
     await client.acknowledge_losses()
     await stage.tells("timers_data_losses 0.0")
