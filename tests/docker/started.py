@@ -53,6 +53,9 @@ class Started:
         ended.wait()
 
     def down(self) -> None:
-        """Kill all."""
-        for port in list(self._running):
-            self.kill(port)
+        """Stop all, as a container engine does: what they have answered is on the disk then."""
+        for each in self._running.values():
+            each.terminate()
+        for each in self._running.values():
+            each.wait()
+        self._running.clear()

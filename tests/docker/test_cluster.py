@@ -160,6 +160,7 @@ async def test_a_pod_goes_on_when_a_primary_of_the_shipped_cluster_dies(started:
 
 async def test_nodes_that_all_have_new_addresses_find_each_other(started: Clustered) -> None:
     store = await open_store(connect(started.url))
+    await eventually(lambda: whole(store), "the doctor finds nothing")
     await declare(store, "log")
     async with client_over(store) as client:
         await client.create("log", "a", delay="1h")
