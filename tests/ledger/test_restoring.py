@@ -6,9 +6,11 @@ from collections.abc import Iterable
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from tests.engine.fleet import Calls, Fleet, Held
+from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.ledger.copies import agreed, in_ledger
 from tests.ledger.test_doctor import check_of
+from tests.life.test_limits import Busy, arm, ended, ids
+from tests.members import declare
 from tests.waiting import eventually
 from timers.client import progress
 from timers.core.model import Status, Timer
@@ -109,6 +111,31 @@ async def test_what_came_due_meanwhile_runs_once(fleet: Fleet, database: Databas
     assert sorted(later.ids, key=int) == [str(number) for number in range(50)]
     await agreed(database, fleet.store)
     assert len(later) == 50
+
+
+async def test_what_came_due_meanwhile_keeps_to_the_limits_of_its_processor(fleet: Fleet, database: Database) -> None:
+    """However much comes back at once, and on whichever pods, receivers get no more than on any other day."""
+    await declare(fleet.store, "mail")
+    pod = await fleet.pod(Calls(), Calls("mail"), ledger=database)
+    for prefix in ("note", "mail"):
+        await arm(fleet, ids(60), prefix, delay="24h")
+    await agreed(database, fleet.store)
+    await fleet.kill(pod)
+    await fleet.redis.flushall()
+    async with database.transaction() as connection:
+        await connection.exec_driver_sql("UPDATE timers_timers SET due = due - 90000000")
+    began_ms = await fleet.store.now_ms()
+    busy, mail = Busy(concurrency=3), Calls("mail", rate="100/s")
+    for name in ("b", "c"):
+        await fleet.pod(busy, mail, name=name, ledger=database)
+    await until(lambda: len(busy) + len(mail) == 120, "all have started")
+    sent = await ended(fleet, ids(60), "mail")
+    await ended(fleet, ids(60))
+    assert busy.most[""] <= 3
+    starts = sorted(entry.at_ms for timer in sent for entry in timer.history if entry.status is Status.RUNNING)
+    assert len(starts) == 60
+    for before, at_ms in enumerate(starts):
+        assert before <= (at_ms + 1 - began_ms) / 10 + 5
 
 
 async def test_another_pod_goes_on_where_a_killed_one_was(
