@@ -8,14 +8,13 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from tests import postgres
-from tests.engine.fleet import Calls, Fleet
+from tests.engine.fleet import Calls, Fleet, notes
 from tests.engine.own import OwnServer
 from tests.ledger.copies import agreed, in_ledger
 from tests.waiting import eventually
 from timers.client import TimerClient, client_over, open_store
 from timers.client.fleet import Declared
 from timers.core.model import Status, Timer
-from timers.core.outcome import Retry
 from timers.errors import LedgerUnavailable, NotFound, Unavailable
 from timers.ledger import rows as sql
 from timers.ledger.database import Database
@@ -106,14 +105,16 @@ async def test_redis_goes_away_in_a_run_whose_end_is_written_when_it_is_back(
 async def test_an_error_in_a_run_is_a_failed_try_with_its_reason(fleet: Fleet, database: Database) -> None:
     async def act(timer: Timer, _context: Context) -> None:
         if timer.attempt == 1:
-            raise Retry(after="0s") from ConnectionResetError("connection reset by peer")
+            raise ConnectionResetError("connection reset by peer")
 
     await fleet.pod(Calls(act=act), ledger=database)
-    await fleet.client.create("note", "a", delay="0s")
+    await fleet.client.create("note", "a", delay="0s", retry={"base": "1ms"})
     timer = await fleet.completed("a")
-    assert (timer.attempt, timer.occurrence) == (2, 1)
+    assert (timer.attempt, timer.occurrence, timer.failures) == (2, 1, 1)
     row = (await agreed(database, fleet.store))["note:a"]
-    assert (row.status, row.attempt) == ("completed", 2)
+    assert (row.status, row.attempt, row.failures) == ("completed", 2, 1)
+    assert "ConnectionResetError: connection reset by peer" in str(notes(timer))
+    assert "ConnectionResetError: connection reset by peer" in row.history
 
 
 async def test_an_end_that_is_not_written_runs_again_under_the_same_idempotency_key(
