@@ -44,6 +44,21 @@ def _now_sqlite(_element: now_ms, _compiler: SQLCompiler, **_: object) -> str:
     return "(CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER))"
 
 
+def names(*columns: str) -> list[sa.Column[str]]:
+    """Columns of the primary key."""
+    return [sa.Column(column, _NAME, primary_key=True) for column in columns]
+
+
+def texts(*columns: str) -> list[sa.Column[str]]:
+    """Columns without NULL."""
+    return [sa.Column(column, sa.Text, nullable=False) for column in columns]
+
+
+def numbers(*columns: str) -> list[sa.Column[int]]:
+    """Columns without NULL, such as of times in ms."""
+    return [sa.Column(column, sa.BigInteger, nullable=False) for column in columns]
+
+
 def _live(status: sa.Column[str]) -> sa.ColumnElement[bool]:
     return status.in_(LIVE)
 
@@ -51,21 +66,11 @@ def _live(status: sa.Column[str]) -> sa.ColumnElement[bool]:
 timers: Final = sa.Table(
     "timers_timers",
     metadata,
-    sa.Column("prefix", _NAME, primary_key=True),
-    sa.Column("id", _NAME, primary_key=True),
+    *names("prefix", "id"),
     sa.Column("shard", sa.Integer, nullable=False),
-    sa.Column("status", sa.Text, nullable=False),
-    sa.Column("version", sa.BigInteger, nullable=False),
-    sa.Column("token", sa.BigInteger, nullable=False),
-    sa.Column("attempt", sa.BigInteger, nullable=False),
-    sa.Column("failures", sa.BigInteger, nullable=False),
-    sa.Column("occurrence", sa.BigInteger, nullable=False),
-    sa.Column("due", sa.BigInteger, nullable=False),
-    sa.Column("created", sa.BigInteger, nullable=False),
-    sa.Column("changed", sa.BigInteger, nullable=False),
-    sa.Column("spec", sa.Text, nullable=False),
-    sa.Column("progress", sa.Text, nullable=False),
-    sa.Column("history", sa.Text, nullable=False),
+    *texts("status"),
+    *numbers("version", "token", "attempt", "failures", "occurrence", "due", "created", "changed"),
+    *texts("spec", "progress", "history"),
     sa.Column("pending", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 """A row for each timer: its record, `spec`, `progress` and `history` as the record has them. `pending`: Redis was away
@@ -86,23 +91,15 @@ sa.Index(
 )
 sa.Index("timers_timers_pending", timers.c.shard, sqlite_where=timers.c.pending, postgresql_where=timers.c.pending)
 
-facts: Final = sa.Table(
-    "timers_facts",
-    metadata,
-    sa.Column("kind", _NAME, primary_key=True),
-    sa.Column("name", _NAME, primary_key=True),
-    sa.Column("value", sa.Text, nullable=False),
-)
+facts: Final = sa.Table("timers_facts", metadata, *names("kind", "name"), *texts("value"))
 """What else a db needs to go on as before: `declared` prefixes, `paused` prefixes, API `key`s."""
 
 epochs: Final = sa.Table(
     "timers_epochs",
     metadata,
-    sa.Column("epoch", _NAME, primary_key=True),
-    sa.Column("server", _NAME, primary_key=True),
+    *names("epoch", "server"),
     sa.Column("shards", sa.Integer, nullable=False),
-    sa.Column("made", sa.BigInteger, nullable=False),
-    sa.Column("seen", sa.BigInteger, nullable=False),
+    *numbers("made", "seen"),
 )
 """The dbs that have used this ledger, and on which Redis server: since when, and when a pod last said so, both by the
 SQL server's clock."""
@@ -111,9 +108,7 @@ inbox: Final = sa.Table(
     "timers_inbox",
     metadata,
     sa.Column("seq", _SEQUENCE, sa.Identity(), primary_key=True),
-    sa.Column("prefix", sa.Text, nullable=False),
-    sa.Column("id", sa.Text, nullable=False),
-    sa.Column("action", sa.Text, nullable=False),
+    *texts("prefix", "id", "action"),
     sa.Column("body", sa.Text, nullable=False, server_default="{}"),
     sa.Column("at", sa.BigInteger, nullable=False, server_default=now_ms()),
     sqlite_autoincrement=True,
@@ -126,24 +121,20 @@ refused: Final = sa.Table(
     "timers_inbox_refused",
     metadata,
     sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("prefix", sa.Text, nullable=False),
-    sa.Column("id", sa.Text, nullable=False),
-    sa.Column("action", sa.Text, nullable=False),
-    sa.Column("body", sa.Text, nullable=False),
-    sa.Column("at", sa.BigInteger, nullable=False),
-    sa.Column("problem", sa.Text, nullable=False),
+    *texts("prefix", "id", "action", "body"),
+    *numbers("at"),
+    *texts("problem"),
 )
 """Rows of the inbox that could not be carried out, and why. A person deletes them."""
 
 effects: Final = sa.Table(
     "timers_effects",
     metadata,
-    sa.Column("prefix", _NAME, primary_key=True),
-    sa.Column("id", _NAME, primary_key=True),
+    *names("prefix", "id"),
     sa.Column("created", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("occurrence", sa.BigInteger, nullable=False),
-    sa.Column("outcome", sa.Text, nullable=False),
-    sa.Column("at", sa.BigInteger, nullable=False),
+    *numbers("occurrence"),
+    *texts("outcome"),
+    *numbers("at"),
 )
 """For `once`: the newest occurrence of a timer whose effects were committed, and how its run ended."""
 

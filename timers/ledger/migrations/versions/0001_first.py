@@ -3,51 +3,38 @@
 import sqlalchemy as sa
 from alembic import op
 
-from timers.ledger.schema import now_ms
+from timers.ledger.schema import names, now_ms, numbers, texts
 
 revision = "0001"
 down_revision = None
 
-_NAME = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 _LIVE = "status IN ('scheduled', 'running')"
-
-
-def _names(*columns: str) -> list[sa.Column[str]]:
-    return [sa.Column(column, _NAME, primary_key=True) for column in columns]
-
-
-def _texts(*columns: str) -> list[sa.Column[str]]:
-    return [sa.Column(column, sa.Text, nullable=False) for column in columns]
-
-
-def _numbers(*columns: str) -> list[sa.Column[int]]:
-    return [sa.Column(column, sa.BigInteger, nullable=False) for column in columns]
 
 
 def upgrade() -> None:
     op.create_table(
         "timers_timers",
-        *_names("prefix", "id"),
+        *names("prefix", "id"),
         sa.Column("shard", sa.Integer, nullable=False),
-        *_texts("status"),
-        *_numbers("version", "token", "attempt", "failures", "occurrence", "due", "created", "changed"),
-        *_texts("spec", "progress", "history"),
+        *texts("status"),
+        *numbers("version", "token", "attempt", "failures", "occurrence", "due", "created", "changed"),
+        *texts("spec", "progress", "history"),
         sa.Column("pending", sa.Boolean, nullable=False, server_default=sa.false()),
     )
     _index("timers_timers_live", "timers_timers", ["shard", "due"], _LIVE)
     _index("timers_timers_finished", "timers_timers", ["changed"], f"NOT ({_LIVE})")
     _index("timers_timers_pending", "timers_timers", ["shard"], "pending")
-    op.create_table("timers_facts", *_names("kind", "name"), *_texts("value"))
+    op.create_table("timers_facts", *names("kind", "name"), *texts("value"))
     op.create_table(
         "timers_epochs",
-        *_names("epoch", "server"),
+        *names("epoch", "server"),
         sa.Column("shards", sa.Integer, nullable=False),
-        *_numbers("made", "seen"),
+        *numbers("made", "seen"),
     )
     op.create_table(
         "timers_inbox",
         sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), sa.Identity(), primary_key=True),
-        *_texts("prefix", "id", "action"),
+        *texts("prefix", "id", "action"),
         sa.Column("body", sa.Text, nullable=False, server_default="{}"),
         sa.Column("at", sa.BigInteger, nullable=False, server_default=now_ms()),
         sqlite_autoincrement=True,
@@ -56,17 +43,17 @@ def upgrade() -> None:
     op.create_table(
         "timers_inbox_refused",
         sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
-        *_texts("prefix", "id", "action", "body"),
-        *_numbers("at"),
-        *_texts("problem"),
+        *texts("prefix", "id", "action", "body"),
+        *numbers("at"),
+        *texts("problem"),
     )
     op.create_table(
         "timers_effects",
-        *_names("prefix", "id"),
+        *names("prefix", "id"),
         sa.Column("created", sa.BigInteger, primary_key=True, autoincrement=False),
-        *_numbers("occurrence"),
-        *_texts("outcome"),
-        *_numbers("at"),
+        *numbers("occurrence"),
+        *texts("outcome"),
+        *numbers("at"),
     )
     op.create_index("timers_effects_at", "timers_effects", ["at"])
 
