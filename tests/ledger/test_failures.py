@@ -225,9 +225,10 @@ async def test_a_loss_in_a_change_is_told_rather_than_answered(
 ) -> None:
     """The change is lost with Redis before the ledger has it, and the state before it was given back."""
     fleet = await Fleet.over(own.url)
-    await fleet.pod(Calls(), ledger=database)
+    pod = await fleet.pod(Calls(), ledger=database)
     await client.create("note", "a", delay=LATER)
     await agreed(database, fleet.store)
+    await fleet.drain(pod)  # it would copy the change
     save = sql.save
 
     async def late(connection: AsyncConnection, rows: Iterable[Row]) -> None:
@@ -235,6 +236,7 @@ async def test_a_loss_in_a_change_is_told_rather_than_answered(
         if written[0].status == "cancelled":
             monkeypatch.undo()
             await fleet.redis.flushall()
+            await fleet.pod(Calls(), name="b", ledger=database)
             await whole(fleet)
         await save(connection, written)
 
