@@ -166,10 +166,13 @@ def _piece(result: Result, begin: datetime) -> Piece:
 
 
 def _commit() -> str:
-    said = subprocess.run(
-        ["/usr/bin/env", "git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return said.stdout.strip()
+    """The commit, and whether anything but the figures has changed since."""
+    changed = {name for name in _git("diff", "--name-only", "HEAD").split() if name != str(RESULTS.relative_to(ROOT))}
+    return _git("describe", "--always").strip() + ("-dirty" if changed else "")
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["/usr/bin/env", "git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def _kept() -> list[Piece]:
