@@ -166,7 +166,7 @@ async def test_another_pod_goes_on_where_a_killed_one_was(
     await eventually(stuck, "half of it is restored")
     assert dying.worker.following is not None
     assert dying.worker.following.share == 0.5
-    assert (await check_of(fleet, database)).said == "shards still being restored from the ledger: 0 (refill, 50 %)"
+    assert (await check_of(fleet, database)).said == "shards still being restored from the ledger: 0 (rebuild, 50 %)"
     await fleet.kill(dying)
     await fleet.pod(Calls(), name="c", ledger=database)
     assert len(await agreed(database, fleet.store)) == 60

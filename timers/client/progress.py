@@ -7,7 +7,7 @@ from typing import Final
 from timers.ledger.comparing import share_until
 from timers.ledger.database import Database
 from timers.store import keys
-from timers.store.following import BUCKETS, COPY, REFILL, RESTORE, Stage
+from timers.store.following import BUCKETS, COPY, REBUILD, RESTORE, Stage
 
 ASK_SECONDS: Final = 5.0
 """How often the ledger counts how much was given back."""
@@ -20,9 +20,9 @@ async def share(database: Database, shard: int, stage: Stage) -> float:
         return 1.0
     if stage.what == COPY.what:
         return (1 + int(stage.place) / BUCKETS) / 2
-    if stage.what in (RESTORE.what, REFILL) and stage.place:
+    if stage.what in (RESTORE.what, REBUILD) and stage.place:
         given = await share_until(database, shard, *keys.identity_of(stage.place))
-        return given if stage.what == REFILL else given / 2
+        return given if stage.what == REBUILD else given / 2
     return 0.0
 
 
@@ -45,7 +45,7 @@ class Shares:
 
     async def reached(self, shard: int, stage: Stage) -> None:
         """A shard has reached a stage. Counts in the database now and then only."""
-        if stage.what not in (RESTORE.what, REFILL) or time.monotonic() >= self._ask_at:
+        if stage.what not in (RESTORE.what, REBUILD) or time.monotonic() >= self._ask_at:
             self._shares[shard] = await share(self._database, shard, stage)
             self._ask_at = time.monotonic() + ASK_SECONDS
 

@@ -10,7 +10,7 @@ from timers.doctor.checks import Check, Level, judged
 from timers.errors import LedgerUnavailable
 from timers.ledger import inbox
 from timers.ledger.database import Database
-from timers.store.following import CHECK, COPY, REFILL, RESTORE, behind, stages
+from timers.store.following import CHECK, COPY, REBUILD, RESTORE, behind, stages
 from timers.store.store import Store
 
 LATE_MS: Final = 60_000
@@ -48,7 +48,7 @@ async def check_ledger(store: Store, database: Database) -> Check:
         return await told(database, {shard: stage for shard, stage in reached.items() if stage.what in what})
 
     try:
-        restoring, copying = await at(RESTORE.what, REFILL, CHECK), await at(COPY.what)
+        restoring, copying = await at(RESTORE.what, REBUILD, CHECK), await at(COPY.what)
     except LedgerUnavailable as error:
         return _away(error)
 

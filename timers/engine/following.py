@@ -29,7 +29,7 @@ from timers.store.following import (
     BUCKETS,
     CHECK,
     COPY,
-    REFILL,
+    REBUILD,
     WHOLE,
     Note,
     Notes,
@@ -286,7 +286,7 @@ class Following:
             await give_facts_back(self._store, self._database)
         last, codes = await give_back(self._store, self._database, shard, keys.identity_of(stage.place))
         if last is None:
-            return (WHOLE if stage.what == REFILL else COPY), 0
+            return (WHOLE if stage.what == REBUILD else COPY), 0
         return Stage(stage.what, ":".join(last)), codes.count("restored")
 
     async def _copy(self, shard: int, first: int) -> Stage:

@@ -27,7 +27,7 @@ SAMPLED: Final = 100
 class Stage(NamedTuple):
     """How far a shard and the ledger have come to agree: first `restore` gives the ledger's timers back to the shard,
     then `copy` takes the shard's own, each from a place on; then the shard is `whole`, and its notes keep it so. After
-    a `refill`, the restore of a shard that had none, it is whole at once. On another server it has to `check` what has
+    a `rebuild`, the restore of a shard that had none, it is whole at once. On another server it has to `check` what has
     changed since a time (epoch ms): that may have an older copy."""
 
     what: str
@@ -52,7 +52,7 @@ class Stage(NamedTuple):
 
 
 RESTORE: Final = Stage("restore")
-REFILL: Final = "refill"
+REBUILD: Final = "rebuild"
 COPY: Final = Stage("copy", "0")
 CHECK: Final = "check"
 WHOLE: Final = Stage("whole")

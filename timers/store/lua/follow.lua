@@ -30,7 +30,7 @@ local function is_fresh(raw)
 end
 
 if call('HSETNX', root .. 'hooks', '@ledger', first) == 1 and is_empty() then
-  call('HSET', root .. 'hooks', '@ledger', 'refill')  -- as `restore`, but nothing has to be copied afterwards
+  call('HSET', root .. 'hooks', '@ledger', 'rebuild')  -- as `restore`, but nothing has to be copied afterwards
 end
 local page, answer, fresh = call('HSCAN', changed, cursor, 'COUNT', most), {}, 0
 for i = 1, #page[2], 2 do
