@@ -11,11 +11,10 @@ from multidict import CIMultiDictProxy
 
 from tests.api.conformance import check
 from tests.members import declare
-from tests.waiting import patient
+from tests.waiting import DEADLINE_SECONDS, patient
 from timers.api.auth import FRESH_SECONDS, Auth
 from timers.api.body import UNVERIFIED_BYTES
-from timers.api.health import ANSWER_SECONDS, HealthRoutes
-from timers.api.middleware import REQUEST_SECONDS
+from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, ConnectionLimit, all_routes, application
 from timers.client import TimerClient, client_over, open_store
 from timers.dashboard.pages import all_pages
@@ -109,7 +108,7 @@ async def running_api(
     secrets: Sequence[str] = (),
     unverified_bytes: int = UNVERIFIED_BYTES,
     keys_fresh_seconds: float = FRESH_SECONDS,
-    request_seconds: float = REQUEST_SECONDS,
+    request_seconds: float = DEADLINE_SECONDS,
     limit: ConnectionLimit | None = None,
     instead: Instead = lambda _: (),
 ) -> AsyncIterator[Api]:
@@ -133,7 +132,7 @@ async def running_api(
             await worker.start()
             ends.push_async_callback(worker.drain)
         probed = store, worker, client.ledger
-        health = HealthRoutes(*probed, fresh_seconds=0, answer_seconds=min(ANSWER_SECONDS, request_seconds))
+        health = HealthRoutes(*probed, fresh_seconds=0, answer_seconds=request_seconds)
         callers = Callers(store)
         auth = Auth(callers, keys, secrets, unverified_bytes=unverified_bytes, fresh_seconds=keys_fresh_seconds)
         parts = Parts(store, client, auth, callers)

@@ -90,7 +90,7 @@ async def test_queues_with_limits_held_up_all_others_for_their_round_trips(
 ) -> None:
     monkeypatch.setattr(worker, "LONG_WAIT_SECONDS", 1e-9)
     limited, others = Calls("note", rate="1/h"), Calls("mail")
-    pod = await fleet.pod(limited, others)
+    pod = await fleet.pod(limited, others, concurrency=2_000)  # its room must not divide the queues into more claims
     reserving = Reserving(pod)
     await arm_in_many(fleet, 600)
     await until(lambda: pod.worker.health().queues_waiting >= 200, "more queues wait than two claims take")
