@@ -12,7 +12,7 @@ from timers.client import open_store
 from timers.client.moving import Mover, abort, preview
 from timers.core.durations import parse_ms
 from timers.errors import ConfigurationError, InvalidInput, Moving, Unavailable
-from timers.setting_values import redacted, without_account
+from timers.setting_values import MAX_SHARDS, redacted, without_account
 from timers.settings import load_worker_settings
 from timers.store.identity import READS
 from timers.store.servers.connect import connect
@@ -31,7 +31,7 @@ def copy(
     ] = None,
     *,
     shards: Annotated[
-        int | None, typer.Option("--shards", metavar="N", min=1, max=16384, help="The number of shards there.")
+        int | None, typer.Option("--shards", metavar="N", min=1, max=MAX_SHARDS, help="The number of shards there.")
     ] = None,
     wait: Annotated[
         str, typer.Option("--wait", metavar="DURATION", help="How long to wait for timers that run.")
