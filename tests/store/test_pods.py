@@ -10,6 +10,7 @@ import time_machine
 
 from tests.store.acts import put_list
 from tests.store.listening import wakes
+from timers.errors import Unavailable
 from timers.store import keys
 from timers.store.membership import FORGET_AFTER_MS, INTRODUCE_BEATS, Member, Membership, Roster
 from timers.store.store import Store
@@ -170,19 +171,52 @@ async def test_a_pod_declares_again_what_was_lost(store: Store) -> None:
     assert list((await membership.beat(me)).declared) == ["note"]
 
 
-async def test_just_after_data_was_lost_a_prefix_belongs_to_no_shorter_one(real: Store) -> None:
-    """Not before its own pod has had the time to declare it again."""
-    one, brief, two = (Membership(real, forget_after_ms=ms) for ms in (3_600_000, 0, 3_600_000))
+async def test_after_data_was_lost_a_prefix_belongs_to_no_shorter_one(real: Store) -> None:
+    """The pods that are there declare it again for the one that is away."""
+    one, two, late = Membership(real), Membership(real), Membership(real)
     await two.beat(worker("two", "log-check"))
-    for membership in (one, brief):
-        await membership.beat(worker("one", "log"))
+    for membership, name in ((one, "one"), (late, "late")):
+        await membership.beat(worker(name, "log"))
     await real.connections.commands.flushdb()
-    owners = [(await membership.beat(worker("one", "log"))).owner("log-check") for membership in (one, one, brief)]
-    assert owners == ["log-check", "log-check", "log"]
+    for membership, name in ((one, "one"), (late, "late"), (one, "one"), (Membership(real), "new")):
+        assert (await membership.beat(worker(name, "log"))).owner("log-check") == "log-check"
+    assert [member.pod for member in (await one.beat(worker("one", "log"))).serving("log-check")] == []
     await two.beat(worker("two", "log-check"))
     roster = await one.beat(worker("one", "log"))
     assert [member.pod for member in roster.serving("log-check")] == ["two"]
     assert roster.version == (await two.beat(worker("two", "log-check"))).version
+
+
+async def test_what_was_lost_is_declared_after_a_beat_that_failed(real: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Membership(real)
+    await Membership(real).beat(worker("two", "log-check"))
+    await one.beat(worker("one", "log"))
+    await real.connections.commands.flushdb()
+    run, calls = real.run, 0
+
+    async def fails_second(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise Unavailable("away")
+        return await run(*args)
+
+    monkeypatch.setattr(real, "run", fails_second)
+    with pytest.raises(Unavailable):
+        await one.beat(worker("one", "log"))
+    assert (await one.beat(worker("one", "log"))).owner("log-check") == "log-check"
+
+
+async def test_a_declaration_taken_back_while_others_are_renewed_stays_away(store: Store) -> None:
+    """A declaration is renewed without a word to others, so that nothing of what they know may be as it was."""
+    gone, watching = Membership(store), Membership(store)
+    await gone.beat(worker("gone", "log-check"))
+    await watching.beat(worker("a", "log"))
+    await gone.leave("gone")
+    await Membership(store).beat(worker("b", "log"))  # renews it
+    assert await watching.forget("log-check")
+    for _ in range(2 * INTRODUCE_BEATS):
+        assert (await watching.beat(worker("a", "log"))).owner("log-check") == "log"
 
 
 async def test_a_declaration_is_taken_back(store: Store) -> None:

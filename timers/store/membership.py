@@ -7,7 +7,6 @@ pods, because no other processor may take a prefix while its own pods are gone.
 
 import json
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -165,33 +164,27 @@ class Membership:
         self._beats = 0
         self._introduced: set[str] = set()
         self._roster = Roster()
-        self._lost_at = float("-inf")
+        self._lost: set[str] = set()
+        """Prefixes whose declarations were lost, until they are declared again."""
 
     async def beat(self, me: Member) -> Roster:
         """Give a sign of life, declare the member's processors, and learn what the live pods are; `read` tells how they
-        are. If the declarations were lost, those known until then count until every live pod has had the time to
-        declare its own again: otherwise a pod with a shorter prefix would run the timers of others meanwhile."""
-        known, roster = self._roster, await self._introduce(me)
-        if known.declared and not known.declared.items() & roster.declared.items():
-            self._lost_at = time.monotonic()
-        if known.declared.keys() <= roster.declared.keys():
-            return roster
-        if time.monotonic() - self._lost_at < self._forget_after_ms / 1000:
-            declared = {**known.declared, **roster.declared}
-            self._roster = replace(roster, version=b"lost " + roster.version, declared=declared)
-        return self._roster
-
-    async def _introduce(self, me: Member) -> Roster:
-        """Give a sign of life. What the registry knows of the member is sent again only now and then, or after it was
-        lost or somebody took a declaration back."""
+        are. What the registry knows of the member is sent again only now and then, or after it was lost or somebody
+        took a declaration back. If all declarations were lost, those known until then are declared again with it:
+        otherwise a pod with a shorter prefix would run the timers of pods that are away."""
         card, self._beats = _json(me, *_CARD), self._beats + 1
-        if card == self._said_card and self._beats % INTRODUCE_BEATS:
-            roster = await self._beat(me)
-            if me.pod in self._introduced and me.processors <= roster.declared.keys():
+        if self._said_card:
+            known, roster = self._roster.declared, await self._beat(me)
+            is_introduced = me.pod in self._introduced
+            if not (is_introduced or known.items() & roster.declared.items()):
+                self._lost |= known.keys()
+            is_told = card == self._said_card and is_introduced and me.processors | self._lost <= roster.declared.keys()
+            if is_told and self._beats % INTRODUCE_BEATS:
                 return roster
         self._said_state = ""
-        roster = await self._beat(me, card, *sorted(me.processors))
+        roster = await self._beat(me, card, *sorted(me.processors | self._lost))
         self._said_card = card
+        self._lost.clear()
         return roster
 
     async def _beat(self, me: Member, card: str = "", *declares: str) -> Roster:
