@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from tests.chaos.witness import Event
 
-_SHOWN_FINDINGS = 20
+_SHOWN_OF_EACH = 5
 
 FINISHED = frozenset({"completed", "failed", "unhandled"})
 
@@ -127,7 +127,7 @@ class Report:
         return [finding for finding in self.findings if finding.property is broken]
 
     def __str__(self) -> str:
-        shown = [str(finding) for finding in self.findings[:_SHOWN_FINDINGS]]
+        shown = [str(finding) for broken in Property for finding in self.of(broken)[:_SHOWN_OF_EACH]]
         more = len(self.findings) - len(shown)
         return "\n".join(
             [f"{len(self.findings)} findings; {self.figures}", *shown, *([f"and {more} more"] if more else [])]
