@@ -9,10 +9,12 @@ from sqlalchemy import text
 from tests.engine.fleet import Calls, Fleet
 from tests.ledger.copies import agreed, in_ledger, in_redis
 from timers.client import TimerClient, client_over, open_store
+from timers.client.facts import keep_facts
 from timers.core.spec import NewTimer
 from timers.errors import AlreadyExists, InvalidInput, LedgerUnavailable, NotFound
 from timers.ledger.database import Database
 from timers.store.callers import Quota
+from timers.store.copying import read_pauses
 from timers.store.servers.connect import connect
 
 
@@ -168,6 +170,18 @@ async def test_a_lost_shard_answers_for_timers_that_are_not_restored_yet(
         await client.create("note", "exists", delay="48h")
     with pytest.raises(NotFound):
         await client.get("note", "never")
+
+
+async def test_a_timer_of_a_paused_prefix_came_back_before_its_pause(
+    fleet: Fleet, client: TimerClient, database: Database
+) -> None:
+    await client.create("note", "a", delay="24h")
+    await client.pause("note")
+    await keep_facts(fleet.store, database, None)
+    await fleet.redis.flushall()
+    await fleet.store.identity.refresh()
+    assert (await client.get("note", "a")).status == "scheduled"
+    assert set(await read_pauses(fleet.store)) == {"note"}
 
 
 async def test_without_a_ledger_its_durability_is_refused(fleet: Fleet) -> None:

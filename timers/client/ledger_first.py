@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.client.copies import record_of, restored, row_of_timer
+from timers.client.facts import give_facts_back
 from timers.core.fields import encode
 from timers.core.model import RESTORED, Status, Timer
 from timers.core.shapes import Durability
@@ -140,16 +141,20 @@ class LedgerFirst:
             raise Unavailable("Redis has lost data during this change, and perhaps the change: repeat it")
 
     async def give_back(self, identities: Sequence[Identity]) -> None:
-        """Restore these timers at once if their shards were lost and are still being restored."""
+        """Restore these timers at once if their shards were lost and are still being restored; before the first of a
+        shard, what else the db needs, so that none of a paused prefix starts."""
         shards = {self._store.shard_of(*identity) for identity in identities}
         if not shards:
             return
         try:
-            lost = {shard for shard, stage in (await stages(self._store, sorted(shards))).items() if not stage.is_whole}
+            known = await stages(self._store, sorted(shards))
         except Unavailable:
             return  # what follows finds that out for itself
+        lost = {shard: stage for shard, stage in known.items() if not stage.is_whole}
         some = [identity for identity in identities if self._store.shard_of(*identity) in lost]
         if some:
+            if not all(stage.place for stage in lost.values()):
+                await give_facts_back(self._store, self._database)
             found = await self._database.do(partial(rows.find, identities=some))
             await restore(self._store, restored(found.values()), cause=RESTORED, jump=JUMP)
 
