@@ -34,3 +34,9 @@ def late_by_more_than_its_pod_waited(past: Past) -> None:
     past.create(TIMER)
     past.waited("a", 1_500, 90)
     done(past, at=2_600)
+
+
+def late_though_made_by_a_bare_key_whose_pods_lived(past: Past) -> None:
+    past.fault(FaultKind.KILL, "c", 1_000)
+    past.create(TIMER, due=11_500, slots=1)
+    done(past, at=13_200)

@@ -23,6 +23,10 @@ SWEEP_MS: Final = 1_000
 
 SPARE_MS: Final = 500
 
+SCAN_MS: Final = 11_000
+"""How long after the kill of a pod another may begin to scan for bare keys. Adopted ones wait for the scan, and the
+witness does not know which pod scanned."""
+
 BEFORE_NS: Final = 5_000_000_000
 """How long before a timer's time its pod may have begun to wait for a core."""
 
@@ -64,6 +68,8 @@ class Punctual:
         free_ns = max(due_ns, asked, min(ended, start.mono_ns))
         bounds = [free_ns + (SWEEP_MS + SPARE_MS) * _MS]
         bounds += [off_ns + BACK_MS.get(kind, SWEEP_MS + SPARE_MS) * _MS for kind, off_ns in self.faults.holding(run)]
+        if story.is_bare:
+            bounds.append(self.faults.last_kill(start.mono_ns) + (SCAN_MS + SPARE_MS) * _MS)
         yield from self._judged(story, run, free_ns, max(bounds))
 
     def _taken_over(self, story: Story, runs: Sequence[Run]) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ PLANTS: dict[Property, list[plants.Plant]] = {
         late_plants.late_after_a_kill,
         late_plants.late_though_its_pod_had_a_core,
         late_plants.late_by_more_than_its_pod_waited,
+        late_plants.late_though_made_by_a_bare_key_whose_pods_lived,
     ],
     Property.ONE_WINNER: [
         plants.overlap,

@@ -86,6 +86,15 @@ def test_a_start_after_a_fault_that_kept_every_pod_from_it_is_not_late() -> None
     assert (report.figures.starved, report.figures.faults_proven) == (0, 0)
 
 
+def test_a_bare_key_waits_for_another_pod_to_scan() -> None:
+    past = Past()
+    past.fault(FaultKind.KILL, "c", 900)
+    past.create(TIMER, slots=1)
+    done(past, at=12_000)
+    report = past.judged(MAX_ATTEMPTS)
+    assert report.ok, str(report)
+
+
 def test_a_result_that_outlives_a_forgotten_second_run_is_accepted() -> None:
     """The first loss comes before the ledger has the end, the second one after that, but before it has the next."""
     past = Past()

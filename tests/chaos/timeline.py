@@ -167,6 +167,10 @@ class Faults:
             for fault in self._on(start.pod)
         )
 
+    def last_kill(self, before_ns: int) -> int:
+        """When a pod was last killed before `before_ns`; 0 if none was."""
+        return max((on_ns for on_ns in self._kills if on_ns < before_ns), default=0)
+
     def killed(self, run: Run) -> int | None:
         """When the run's pod was killed, if that was after the run began."""
         kills = (f.on_ns for f in self._on(run.start.pod) if f.kind == FaultKind.KILL and f.off_ns >= run.start.mono_ns)
@@ -247,6 +251,11 @@ class Story:
     @property
     def may_exist(self) -> bool:
         return self.exists or any(call.invoke.verb == Verb.CREATE and call.unknown for call in self.calls)
+
+    @property
+    def is_bare(self) -> bool:
+        """True if a bare key made it: only such a create says that it runs once."""
+        return any(call.invoke.slots == 1 for call in self.of(Verb.CREATE))
 
     def of(self, verb: Verb) -> list[Call]:
         return [call for call in self.calls if call.invoke.verb == verb]
