@@ -179,8 +179,6 @@ class ManyPages:
             request,
             "timers",
             status=422 if errors else 200,
-            title="Timers",
-            section="timers",
             now_ms=round(self._parts.store.clock.now_ms()),
             wanted=wanted,
             errors=errors,
@@ -207,8 +205,6 @@ class ManyPages:
         return show(
             request,
             "failed",
-            title="Failed and retrying",
-            section="failed",
             now_ms=round(self._parts.store.clock.now_ms()),
             prefixes=[await failures_of(self._parts.store, prefix, ended[prefix]) for prefix in shown],
             **place,
@@ -250,8 +246,6 @@ class ManyPages:
         return show(
             request,
             template,
-            title=f"{bulk.action.capitalize()} timers",
-            section="timers",
             bulk=bulk,
             number=number,
             hidden=[*hidden, *bulk.wanted.given],

@@ -172,8 +172,6 @@ class OverviewPage:
         return show(
             request,
             "overview",
-            title="Overview",
-            section="overview",
             now_ms=now_ms,
             health=health(seen, visible, is_empty=is_empty),
             alarms=seen.ringing,

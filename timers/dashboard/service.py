@@ -71,8 +71,6 @@ class ServicePages:
         return show(
             request,
             "prefixes",
-            title="Prefixes",
-            section="prefixes",
             now_ms=round(self._parts.store.clock.now_ms()),
             views=views,
             ended=await self._ended("hour", {view.prefix: view.counts for view in views}),
@@ -100,8 +98,6 @@ class ServicePages:
         return show(
             request,
             "prefix",
-            title=prefix,
-            section="prefixes",
             now_ms=now_ms,
             view=view,
             blocked=blocked,
@@ -169,8 +165,6 @@ class ServicePages:
         return show(
             request,
             "pods",
-            title="Pods",
-            section="pods",
             now_ms=await self._parts.store.now_ms(),
             pods=[(pod, pod.to_json()) for pod in await self._client.pods()],
             visible=visible_to(request) or (lambda _: True),
@@ -184,8 +178,6 @@ class ServicePages:
         return show(
             request,
             "server",
-            title="Server",
-            section="server",
             now_ms=await self._parts.store.now_ms(),
             checks=sorted(checks, key=lambda check: order.get(check.level, 0)),
             info=await server_facts(self._parts.store),
@@ -222,9 +214,7 @@ class ServicePages:
         ]
         context = {"made": None, "wrong": "", "form": {}, **values}
         rows = sorted(rows, key=lambda row: (row["revoked"], row["key"].options.get("made", "") if row["key"] else ""))
-        return show(
-            request, "keys", status=status, title="API keys", section="keys", rights_known=RIGHTS, rows=rows, **context
-        )
+        return show(request, "keys", status=status, rights_known=RIGHTS, rows=rows, **context)
 
     @page_at("POST keys", "operate", of_all=True)
     async def make_key(self, request: web.Request) -> web.Response:

@@ -184,7 +184,7 @@ def _to_sign_in(request: web.Request) -> web.Response:
 
 
 def _error(request: web.Request, status: int, title: str, detail: object) -> web.Response:
-    response = show(request, "error", status=status, title=title, detail=str(detail), section="")
+    response = show(request, "error", status=status, title=title, detail=str(detail))
     if request.method == "POST":
         response.headers.update(_REPLACED)
     return response
@@ -214,7 +214,7 @@ class SignIn:
         """Answers 200 with the form, or 303 if no key is needed."""
         if not await self._auth.asks_for_keys():
             return render.redirect("/")
-        return show(request, "sign_in", title="Sign in", to=_own(request.query.get("to", "/")), wrong=False, section="")
+        return show(request, "sign_in", to=_own(request.query.get("to", "/")), wrong=False)
 
     @page_at("POST sign-in", None)
     async def sign_in(self, request: web.Request) -> web.Response:
@@ -223,7 +223,7 @@ class SignIn:
         form = await form_of(request)
         to, caller = _own(form.get("to", "/")), await self._auth.owner_of(form.get("key", "").strip())
         if caller is None:
-            return show(request, "sign_in", status=403, title="Sign in", to=to, wrong=True, section="")
+            return show(request, "sign_in", status=403, to=to, wrong=True)
         response = render.redirect(to)
         await self._auth.sessions.begin(request, response, caller.id)
         set_read_only(request, response, wanted="read_only" in form)

@@ -61,8 +61,6 @@ class TimerPages:
             request,
             "timer",
             status=409 if refused else 200,
-            title=timer.key,
-            section="timers",
             now_ms=now_ms,
             timer=timer,
             answers=[once(line) for line in (await read_story(self._parts.store, timer))[len(timer.history) :]],
@@ -223,4 +221,4 @@ def _form(
     if error is not None and not wrong:
         wrong[""] = str(error)
     status = 200 if error is None else 409 if isinstance(error, Refused) else 422
-    return show(request, "form", status=status, title=title, section="timers", names=names, values=values, wrong=wrong)
+    return show(request, "form", status=status, title=title, names=names, values=values, wrong=wrong)
