@@ -2,20 +2,20 @@
 
 import pytest
 
-from timers.dashboard import charts
-from timers.dashboard.charts import HEIGHT, WIDTH
+from timers.dashboard import render
+from timers.dashboard.render import HEIGHT, WIDTH
 
 
 @pytest.mark.parametrize(
     ("value", "top"), [(0, 1), (1, 1), (2, 2), (3, 5), (6, 10), (10, 10), (11, 20), (21, 50), (51, 100), (999, 1000)]
 )
 def test_the_upper_edge_is_the_next_round_number(value: int, top: int) -> None:
-    assert charts.nice(value) == top
+    assert render.nice(value) == top
 
 
 @pytest.mark.parametrize("values", [[], [0, 0], [1], [3, 0, 100_000, 7]])
 def test_bars_stay_within_the_picture(values: list[int]) -> None:
-    chart = charts.bars([("fired", values)], [str(value) for value in values], ["now"], "all")
+    chart = render.bars([("fired", values)], [str(value) for value in values], ["now"], "all")
     assert [hit.said for hit in chart.hits] == [str(value) for value in values]
     assert len(chart.bars) == sum(value > 0 for value in values)
     for bar in chart.bars:
@@ -25,7 +25,7 @@ def test_bars_stay_within_the_picture(values: list[int]) -> None:
 
 
 def test_the_parts_of_a_bar_stand_on_each_other_and_within_the_picture() -> None:
-    chart = charts.bars([("failed", [2, 1]), ("fired", [8, 99_999])], ["a", "b"], ["now"], "all")
+    chart = render.bars([("failed", [2, 1]), ("fired", [8, 99_999])], ["a", "b"], ["now"], "all")
     (failed, fired), last = chart.bars[:2], chart.bars[2:]
     assert (failed.name, fired.name) == ("failed", "fired")
     assert failed.y + failed.height == HEIGHT
@@ -35,7 +35,7 @@ def test_the_parts_of_a_bar_stand_on_each_other_and_within_the_picture() -> None
 
 
 def test_a_line_is_interrupted_where_values_are_missing() -> None:
-    chart = charts.lines([("p50", [1, None, 2, 2]), ("p99", [None, None, 10, None])], ["now"], "all")
+    chart = render.lines([("p50", [1, None, 2, 2]), ("p99", [None, None, 10, None])], ["now"], "all")
     assert [(name, len(points.split())) for name, points in chart.lines] == [
         ("p50", 2),
         ("p50", 4),

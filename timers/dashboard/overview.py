@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
@@ -17,7 +16,7 @@ from timers.client.fleet import LATE_MS, Fleet, Stats, read_blocked, read_stats,
 from timers.core.durations import in_units
 from timers.core.fields import is_own
 from timers.core.model import Status
-from timers.dashboard import charts
+from timers.dashboard.render import Chart, bars, clock_of, lines
 from timers.dashboard.site import Parts, show
 from timers.doctor.checks import any_full
 from timers.store import alarms, keys, queries
@@ -284,13 +283,13 @@ def fired_charts(name: str, ring: Ring, failures: Ring) -> Mapping[str, Any]:
         "total": sum(fired),
         "latest": fired[-2],
         "overall": overall,
-        "fired": charts.bars(
+        "fired": bars(
             [("failed", failed), ("retrying", retried), ("fired", fine)],
             said,
             labels,
             f"{summary}, at most {max(fired)} in {RINGS[name]}",
         ),
-        "late": charts.lines([("p99", [q["p99"] for q in late]), ("p50", [q["p50"] for q in late])], labels, lateness),
+        "late": lines([("p99", [q["p99"] for q in late]), ("p50", [q["p50"] for q in late])], labels, lateness),
     }
 
 
@@ -298,13 +297,8 @@ def _failures(failed: int, retried: int) -> str:
     return (f", {retried} tried again" if retried else "") + (f", {failed} failed for good" if failed else "")
 
 
-def _load_chart(counts: Sequence[int], now_ms: int) -> charts.Chart:
+def _load_chart(counts: Sequence[int], now_ms: int) -> Chart:
     hours = [now_ms + hour * HOUR_MS for hour in range(len(counts))]
     said = [f"{clock_of(at)} to {clock_of(at + HOUR_MS)}: {n} due" for at, n in zip(hours, counts, strict=True)]
     summary = f"{sum(counts)} timers are due in the next 24 hours, at most {max(counts)} in an hour"
-    return charts.bars([("due", counts)], said, ["now", "in 12 h", "in 24 h"], summary)
-
-
-def clock_of(ms: int) -> str:
-    """A time of day: `06:30 UTC`."""
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%H:%M UTC")
+    return bars([("due", counts)], said, ["now", "in 12 h", "in 24 h"], summary)

@@ -16,10 +16,8 @@ from timers.client.fleet import LATE_MS, PrefixView, read_obstacle, read_prefixe
 from timers.core.fields import OWN_PREFIXES, is_own
 from timers.core.hooks import Hook
 from timers.core.model import Status, Timer
-from timers.dashboard.charts import Chart, bars
 from timers.dashboard.many import FAILING, failures_of
-from timers.dashboard.overview import clock_of
-from timers.dashboard.render import redirect
+from timers.dashboard.render import Chart, bars, clock_of, redirect
 from timers.dashboard.site import Parts, form_of, is_admin, number_of, paged, pairs_of, show
 from timers.doctor.checks import server_facts
 from timers.doctor.examining import examine

@@ -1,6 +1,5 @@
 """Owns the pages of one timer: its life, the actions on it, and the form that arms or changes one."""
 
-import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ from timers.core.explain import PUNCTUAL_MS, attempts
 from timers.core.fields import decode
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
-from timers.dashboard.render import redirect
+from timers.dashboard.render import pretty, redirect
 from timers.dashboard.site import Parts, form_of, number_of, show
 from timers.errors import FieldError, InvalidInput, Refused, TimersError, shown
 
@@ -170,14 +169,10 @@ def _identity(request: web.Request) -> tuple[str, str]:
 def _values(timer: Timer) -> dict[str, str]:
     """The values that a form shows for a timer."""
     fields = timer.to_json()
-    given = {name: "" if fields[name] in (None, {}) else _pretty(fields[name]) for name in _JSON_FIELDS}
-    missed = fields["missed"] if isinstance(fields["missed"], str) else _pretty(fields["missed"])
+    given = {name: "" if fields[name] in (None, {}) else pretty(fields[name]) for name in _JSON_FIELDS}
+    missed = fields["missed"] if isinstance(fields["missed"], str) else pretty(fields["missed"])
     rest = {"timeout": str(fields["timeout"] or ""), "missed": missed, "tags": ", ".join(timer.tags)}
     return {**given, **rest, "version": str(timer.version), "when": ""}
-
-
-def _pretty(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=2)
 
 
 def _spec(form: Mapping[str, str], names: Sequence[str], *, emptied: bool = False) -> dict[str, Any]:
