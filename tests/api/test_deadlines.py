@@ -1,16 +1,21 @@
 """The deadlines of requests: each is independent of the others and leaves nothing behind."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
-from timers.api.middleware import Deadline, Deadlines
+from timers.api.middleware import Deadlines, not_counting
+from timers.errors import Unavailable
 
 
 @pytest.fixture
-def deadlines() -> Deadlines:
+def deadlines(monkeypatch: pytest.MonkeyPatch) -> Deadlines:
+    monkeypatch.setattr("timers.api.middleware.operation_of", lambda _request: None)
     return Deadlines(seconds=0.02)
 
 
@@ -20,15 +25,30 @@ def this_task() -> asyncio.Task[Any]:
     return task
 
 
+async def answered(deadlines: Deadlines, act: Callable[[web.Request], Awaitable[object]]) -> None:
+    """A request of this task, whose handler does nothing but this."""
+
+    async def handler(request: web.Request) -> web.Response:
+        await act(request)
+        return web.Response()
+
+    request = make_mocked_request("GET", "/x")
+    request._task = this_task()
+    await deadlines.answer_in_time(request, handler)
+
+
+async def never(_request: web.Request) -> None:
+    await asyncio.Event().wait()
+
+
 async def waiting(deadlines: Deadlines, until: asyncio.Event) -> str:
     """Wait under a deadline and return how that ended. No cancellation of the task may be pending afterwards."""
     try:
-        with Deadline(deadlines, this_task()):
-            await until.wait()
-            return "done"
-    except TimeoutError:
+        await answered(deadlines, lambda _: until.wait())
+    except Unavailable:
         assert this_task().cancelling() == 0
         return "too late"
+    return "done"
 
 
 async def test_a_request_that_takes_too_long_is_cancelled(deadlines: Deadlines) -> None:
@@ -55,45 +75,59 @@ async def test_a_request_that_ends_in_time_is_not_cancelled(deadlines: Deadlines
 
 @pytest.mark.parametrize("expired", [False, True])
 async def test_a_task_that_others_cancel_stays_cancelled(deadlines: Deadlines, expired: bool) -> None:
-    begun: asyncio.Future[Deadline] = asyncio.get_running_loop().create_future()
+    begun = asyncio.Event()
 
-    async def run() -> None:
-        with Deadline(deadlines, this_task()) as deadline:
-            begun.set_result(deadline)
-            await asyncio.Event().wait()
+    async def handle(request: web.Request) -> None:
+        begun.set()
+        try:
+            await never(request)
+        except asyncio.CancelledError:
+            if expired:  # others cancel it while its own cancellation is on its way
+                this_task().cancel()
+                await asyncio.sleep(0)
+            raise
 
-    task = asyncio.create_task(run())
-    deadline = await begun
-    if expired:
-        deadline.expire()
-    task.cancel()
+    task = asyncio.create_task(answered(deadlines, handle))
+    await begun.wait()
+    if not expired:
+        task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert task.cancelled()
 
 
 async def test_an_error_of_the_task_itself_is_kept(deadlines: Deadlines) -> None:
-    """A handler may turn the cancellation into another error. That error comes out, not TimeoutError."""
-    with suppress(KeyError), Deadline(deadlines, this_task()):
+    """A handler may turn the cancellation into another error. That error comes out, not one of the deadline."""
+
+    async def handle(request: web.Request) -> None:
         try:
-            await asyncio.Event().wait()
+            await never(request)
         except asyncio.CancelledError:
             raise KeyError from None
+
+    with pytest.raises(KeyError):
+        await answered(deadlines, handle)
     assert this_task().cancelling() == 0
 
 
 async def test_an_answer_that_comes_despite_the_cancellation_is_kept(deadlines: Deadlines) -> None:
-    with Deadline(deadlines, this_task()), suppress(asyncio.CancelledError):
-        await asyncio.Event().wait()
+    async def handle(request: web.Request) -> None:
+        with suppress(asyncio.CancelledError):
+            await never(request)
+
+    await answered(deadlines, handle)
     assert this_task().cancelling() == 0
 
 
 async def test_a_paused_deadline_does_not_expire_and_restarts(deadlines: Deadlines) -> None:
-    async def run() -> None:
-        with Deadline(deadlines, this_task()) as deadline:
-            with deadline.paused():
-                assert await asyncio.create_task(waiting(deadlines, asyncio.Event())) == "too late"  # began after ours
-            await asyncio.Event().wait()
+    paused = asyncio.Event()
 
-    with pytest.raises(TimeoutError):
-        await run()
+    async def handle(request: web.Request) -> None:
+        with not_counting(request):
+            assert await asyncio.create_task(waiting(deadlines, asyncio.Event())) == "too late"  # began after ours
+            paused.set()
+        await never(request)
+
+    with pytest.raises(Unavailable):
+        await answered(deadlines, handle)
+    assert paused.is_set()

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
-from types import TracebackType
 from typing import Any, Final
 
 from aiohttp import web
@@ -73,7 +72,9 @@ class Deadlines:
 
     def __init__(self, seconds: float = REQUEST_SECONDS) -> None:
         self._seconds = seconds
-        self._running: set[Deadline] = set()
+        self._running: dict[asyncio.Task[Any], float] = {}
+        """When the requests' deadlines expire, by the loop's clock."""
+        self._expired: set[asyncio.Task[Any]] = set()
         self._next_expiry: asyncio.TimerHandle | None = None
 
     @web.middleware
@@ -83,88 +84,55 @@ class Deadlines:
         # Streams have no end. Public calls do not wait for Redis, except readiness, which has its own time limit.
         if operation is not None and (operation.right is None or operation.is_endless):
             return await handler(request)
+        request[_DEADLINES], cancelled_before = self, request.task.cancelling()
+        self.begin(request.task)
         try:
-            with Deadline(self, request.task) as deadline:
-                request[_DEADLINE] = deadline
-                return await handler(request)
-        except TimeoutError:
+            return await handler(request)
+        except (asyncio.CancelledError, TimeoutError) as error:
+            # Others may have cancelled the request too; their cancellation continues.
+            is_ours = request.task in self._expired and request.task.cancelling() - 1 <= cancelled_before
+            if isinstance(error, asyncio.CancelledError) and not is_ours:
+                raise
             raise Unavailable(f"Redis did not answer within {self._seconds:g} seconds") from None
+        finally:
+            self.end(request.task)
+            if request.task in self._expired:
+                self._expired.remove(request.task)
+                request.task.uncancel()
 
-    def begin(self, deadline: "Deadline") -> None:
-        """Restart the deadline."""
-        loop = deadline.task.get_loop()
-        deadline.at = loop.time() + self._seconds
-        self._running.add(deadline)
+    def begin(self, task: asyncio.Task[Any]) -> None:
+        """Start the deadline of a request, or start it anew."""
+        self._running[task] = at = task.get_loop().time() + self._seconds
         if self._next_expiry is None:
-            self._wake_at(deadline.at)
+            self._next_expiry = task.get_loop().call_at(at, self._expire_due)
 
-    def end(self, deadline: "Deadline") -> None:
-        """Stop the deadline."""
-        self._running.discard(deadline)
-
-    def _wake_at(self, at: float) -> None:
-        self._next_expiry = asyncio.get_running_loop().call_at(at, self._expire_due)
+    def end(self, task: asyncio.Task[Any]) -> None:
+        """Stop the deadline of a request."""
+        self._running.pop(task, None)
 
     def _expire_due(self) -> None:
-        """Expire the deadlines that are over, and come again when the next one is."""
-        self._next_expiry, now = None, asyncio.get_running_loop().time()
-        for deadline in [each for each in self._running if each.at <= now]:
-            self.end(deadline)
-            deadline.expire()
+        """Cancel the requests whose deadlines are over, and come again when the next one is."""
+        self._next_expiry, loop = None, asyncio.get_running_loop()
+        for task in [task for task, at in self._running.items() if at <= loop.time()]:
+            self.end(task)
+            self._expired.add(task)
+            task.cancel()
         if self._running:
-            self._wake_at(min(each.at for each in self._running))
+            self._next_expiry = loop.call_at(min(self._running.values()), self._expire_due)
 
 
-class Deadline:
-    """The deadline of the task that enters it. When it expires, the task is cancelled, and leaving it raises
-    TimeoutError, as `asyncio.timeout` does. (`asyncio.timeout` looks up the current task, which before Python 3.12
-    takes as long as everything else here.)"""
-
-    __slots__ = ("_cancelled_before", "_deadlines", "_expired", "at", "task")
-
-    def __init__(self, deadlines: Deadlines, task: asyncio.Task[Any]) -> None:
-        self._deadlines, self.task = deadlines, task
-        self._cancelled_before = task.cancelling()
-        self._expired = False
-        self.at = float("inf")
-        """When it expires, by the loop's clock."""
-
-    def __enter__(self) -> "Deadline":
-        self._deadlines.begin(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._deadlines.end(self)
-        # Others may have cancelled the task too; their cancellation continues.
-        if self._expired and self.task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
-            raise TimeoutError from error
-
-    def expire(self) -> None:
-        """Cancel the task."""
-        self._expired = True
-        self.task.cancel()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stop the deadline within this context, and restart it afterwards."""
-        self._deadlines.end(self)
-        try:
-            yield
-        finally:
-            self._deadlines.begin(self)
-
-
-_DEADLINE: Final = web.RequestKey("deadline", Deadline)
+_DEADLINES: Final = web.RequestKey("deadlines", Deadlines)
 
 
 @contextmanager
 def not_counting(request: web.Request) -> Iterator[None]:
     """Do not count the time within this context. It is the client's, and has its own deadline."""
-    deadline = request.get(_DEADLINE)
-    if deadline is None:
+    deadlines = request.get(_DEADLINES)
+    if deadlines is None:
         yield
         return
-    with deadline.paused():
+    deadlines.end(request.task)
+    try:
         yield
+    finally:
+        deadlines.begin(request.task)
