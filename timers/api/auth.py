@@ -2,7 +2,6 @@
 use."""
 
 import asyncio
-import ipaddress
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -69,19 +68,15 @@ def _parts(url: str) -> SplitResult:
 
 def _is_address(host: str) -> bool:
     try:
-        ipaddress.ip_address(host)
+        ip_address(host)
     except ValueError:
         return False
     return True
 
 
 _CALLER: Final = web.RequestKey("caller", ApiKey)
-
-
-def _limit(request: web.Request, caller: ApiKey) -> None:
-    """From now on the request touches only the caller's prefixes, and arms only as many timers as the caller may
-    have."""
-    request[_CALLER] = caller
+"""Once it is set, the request touches only the caller's prefixes, and arms only as many timers as the caller may
+have."""
 
 
 def caller_of(request: web.Request) -> ApiKey | None:
@@ -147,7 +142,7 @@ _HOW: Final = "send Authorization: Bearer KEY, with a key that `timers keys make
 @web.middleware
 async def anonymous(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Ask nobody for a key, and show nobody the prefixes of others."""
-    _limit(request, _ANONYMOUS)
+    request[_CALLER] = _ANONYMOUS
     return await handler(request)
 
 
@@ -183,32 +178,22 @@ class Auth:
         operation = operation_of(request)
         if request.match_info.http_exception is not None or (operation is not None and operation.right is None):
             if operation is not None and operation.id == "getReadiness":
-                _limit(request, await self._reader(request, operation))
+                request[_CALLER] = await self._reader(request, operation)
             return await handler(request)
         if operation is None:
             raise Forbidden("this path is not a call, so no key opens it")
         try:
             caller = _read_only_if_asked(await self._caller(request, operation), request, operation)
+            request[_CALLER] = caller
+            if caller is not ANYBODY:
+                await self._check_rate(caller)
+                _check_prefix(caller, request)
+                _check_right(caller, operation)
         except (Denied, NotFound) as error:
             _log_refusal(request, error)
             raise
-        _limit(request, caller)
-        if caller is ANYBODY:
-            with self._unverified.reading(request):
-                return await handler(request)
-        with bound_contextvars(key=caller.id or None):
-            await self._require(caller, request, operation)
+        with self._unverified.reading(request) if caller is ANYBODY else bound_contextvars(key=caller.id or None):
             return await handler(request)
-
-    async def _require(self, caller: ApiKey, request: web.Request, operation: Operation) -> None:
-        """Raises if the caller may not make this call now."""
-        try:
-            await self._check_rate(caller)
-            _check_prefix(caller, request)
-            _check_right(caller, operation)
-        except (Denied, NotFound) as error:
-            _log_refusal(request, error)
-            raise
 
     async def _caller(self, request: web.Request, operation: Operation) -> ApiKey:
         if "Authorization" not in request.headers and self._signing_keys and credentials.is_signed(request.headers):
@@ -337,8 +322,11 @@ def _parsed(kept: Mapping[str, str]) -> list[ApiKey]:
 
 
 def _log_refusal(request: web.Request, error: Exception) -> None:
-    """Log refused requests, for anybody who looks for a break-in."""
-    _log.info("request refused", reason=str(error), method=request.method, path=request.path, peer=request.remote)
+    """Log refused requests, for anybody who looks for a break-in; with the key, if that is known."""
+    caller = caller_of(request)
+    known = {} if caller is None else {"key": caller.id or None}
+    what = {"method": request.method, "path": request.path, "peer": request.remote}
+    _log.info("request refused", reason=str(error), **what, **known)
 
 
 def _read_only_if_asked(caller: ApiKey, request: web.Request, operation: Operation) -> ApiKey:
