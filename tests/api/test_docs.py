@@ -10,18 +10,17 @@ from pathlib import Path
 
 import pytest
 
-import timers.api.docs
+import timers.api.openapi
 from tests.api.harness import Api
 from tests.waiting import DEADLINE_SECONDS
 from timers.api.auth import Auth
-from timers.api.docs import docs_routes
 from timers.api.health import HealthRoutes
-from timers.api.openapi import document
+from timers.api.openapi import docs_routes, document
 from timers.api.operations import routes_of
 from timers.api.server import ApiServer, application
 from timers.store.callers import Callers
 
-VENDOR = Path(timers.api.docs.__file__).parent / "vendor"
+VENDOR = Path(timers.api.openapi.__file__).parent / "vendor"
 
 
 class References(HTMLParser):

@@ -19,7 +19,7 @@ from tests.rights import as_user, grant
 from tests.servers import start_server
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.auth import Auth
-from timers.api.operating import metrics_route
+from timers.api.health import metrics_route
 from timers.api.server import ApiServer, application
 from timers.embedded import EmbeddedServer, Family
 from timers.errors import Unavailable

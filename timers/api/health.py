@@ -1,22 +1,29 @@
-"""Owns the answers to probes: whether the process lives, and whether it can do its work now."""
+"""Owns what monitors ask a pod: whether the process lives, whether it can do its work now, and its metrics."""
 
 import asyncio
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
 from timers.api.answer import HTTP_PROBLEMS, answer, problem
 from timers.api.auth import visible_to
-from timers.api.operations import call
+from timers.api.body import refuse_query
+from timers.api.operations import call, route
+from timers.client import TimerClient, posted
 from timers.client.fleet import ALL_SERVED, Unserved, read_fleet
+from timers.core.model import Status
 from timers.doctor.checks import any_full, reaches_some
 from timers.doctor.examining import unacknowledged
+from timers.engine.pod import UNDECLARED
 from timers.engine.worker import PodHealth, Worker
 from timers.errors import LedgerUnavailable, Unavailable
 from timers.logs import get_logger
-from timers.store.cooperative import CachedRead
+from timers.metrics import CONTENT_TYPE, Figures, Metrics
+from timers.store.cooperative import CachedRead, cooperatively
 from timers.store.scripts import FULL
 from timers.store.store import Store
 
@@ -147,3 +154,58 @@ class HealthRoutes:
             _log.error("data for the probes cannot be read", exc_info=error)
             trouble = f"the data in Redis cannot be read ({type(error).__name__}); this pod's log says more"
         return trouble, False, ALL_SERVED
+
+
+COUNTS_SECONDS: Final = 0.7
+"""How long a scrape waits for Redis. After that the pod answers with its own metrics alone, still within a second."""
+
+
+def metrics_route(client: TimerClient, metrics: Metrics, worker: Worker | None) -> web.RouteDef:
+    """The route to add to an application. `worker` is None if this pod does not have that role."""
+    return route("getMetrics", partial(_metrics, client, metrics, worker))
+
+
+async def _metrics(client: TimerClient, metrics: Metrics, worker: Worker | None, request: web.Request) -> web.Response:
+    """Answers 200 with the exposition text."""
+    refuse_query(request)
+    health = None if worker is None else worker.health()
+    losses, dropped = len(client.losses), client.events_dropped
+    figures = await _db_figures(client)
+    up = None if client.ledger is None else client.ledger.trouble is None
+    text = metrics.render(figures, health, losses=losses, dropped=dropped, ledger_up=up)
+    return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+
+
+async def _db_figures(client: TimerClient) -> Figures | None:
+    """The gauges of what Redis tells, by declared prefix. None while Redis is down or frozen, which is when people look
+    at a pod most."""
+    found = defaultdict[str, Counter[Status]](Counter)
+    try:
+        async with asyncio.timeout(COUNTS_SECONDS):
+            fleet, counts = await client.fleet(), await client.counts(own=True)
+            async for prefix, counted in cooperatively(counts.items()):
+                found[await _label(client, prefix)].update(counted)
+            posted_entries, posted_ms = await posted(client)
+            failing_ms = dict[str, int]()
+            for prefix, _, ms in await client.retrying():
+                label = await _label(client, prefix)
+                failing_ms[label] = max(ms, failing_ms.get(label, 0))
+            unserved = Counter([await _label(client, prefix) for prefix in fleet.unserved.prefixes])
+    except (Unavailable, TimeoutError):
+        return None
+    numbers = [(prefix, status, n) for prefix, counted in found.items() for status, n in counted.items()]
+    return {
+        # Among the scheduled ones, so that a sum counts each timer once.
+        "timers_retrying": {(prefix,): n for prefix, status, n in numbers if status is Status.RETRYING},
+        "timers_timers": {(prefix, status.value): n for prefix, status, n in numbers if status is not Status.RETRYING},
+        "timers_retrying_seconds": {(prefix,): ms / 1000 for prefix, ms in failing_ms.items()},
+        "timers_uncovered_shards": {(str(shard),): 1 for shard in fleet.unserved.shards},
+        "timers_uncovered_prefixes": {(prefix,): n for prefix, n in unserved.items()},
+        "timers_overdue_seconds": {(): fleet.overdue_ms("ready") / 1000},
+        "timers_outbox_entries": {(): posted_entries},
+        "timers_outbox_seconds": {(): posted_ms / 1000},
+    }
+
+
+async def _label(client: TimerClient, prefix: str) -> str:
+    return await client.owner(prefix) or UNDECLARED

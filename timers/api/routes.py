@@ -1,9 +1,11 @@
-"""Owns the calls on timers: on one, with conditional requests (RFC 9110 §13), and on many: lists, batches, actions by
-filter."""
+"""Owns the calls that a client carries out: on one timer, with conditional requests (RFC 9110 §13), on many (lists,
+batches, actions by filter), and on the service as a whole (stats, prefixes, pods, losses)."""
 
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -12,17 +14,40 @@ from aiohttp.typedefs import Handler
 
 from timers.api.answer import answer, encoded, joined, of_bytes, problem_body
 from timers.api.auth import acting, nothing_of, require_visible, visible_to
-from timers.api.body import BATCH_LIMIT_BYTES, media_type, parsed, read_json, read_lines, read_query, refuse_body
+from timers.api.body import (
+    BATCH_LIMIT_BYTES,
+    media_type,
+    parsed,
+    read_json,
+    read_lines,
+    read_query,
+    refuse_body,
+    refuse_query,
+)
 from timers.api.middleware import traceparent_of
-from timers.api.operations import JSON, MERGE_PATCH, NDJSON, Batch, CancelQuery, Operation, operation_of, route
+from timers.api.operations import (
+    JSON,
+    MERGE_PATCH,
+    NDJSON,
+    Batch,
+    CancelQuery,
+    Operation,
+    PrefixQuery,
+    operation_of,
+    route,
+)
 from timers.client import Armed, TimerClient
 from timers.client.actions import BulkAction, Counts, Stop
+from timers.client.fleet import by_name
+from timers.core.answers import PodAnswer
 from timers.core.fields import check_id, check_prefix
-from timers.core.model import Timer
+from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.errors import Busy, FieldError, InvalidInput, Refused, TimersError, both, shown
+from timers.store.cooperative import cooperatively
 from timers.store.filters import Visible
 from timers.store.listing import PageRequest
+from timers.store.starts import quantiles_ms
 
 CONDITIONS: Final = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
 
@@ -247,6 +272,76 @@ def _enough_for(request: web.Request) -> Stop:
     return enough
 
 
+_UNKNOWN_LATENESS: Final = quantiles_ms({})
+"""Replaces a lateness that includes prefixes which the caller may not see."""
+
+
+async def _stats(client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 200 with the state of the whole service, but only with timers that the caller may see."""
+    prefix, visible = read_query(request, PrefixQuery).prefix, visible_to(request)
+    stats = await client.stats(prefix, visible=visible)
+    counts, whole = stats.counts, dict[str, Any](replace(stats, counts={}).to_json())
+    total: Counter[Status] = Counter()
+    async for counted in cooperatively(counts.values()):
+        total.update(counted)
+    by_prefix = await joined(sorted(counts), lambda prefix: encoded(prefix) + b":" + encoded(by_name(counts[prefix])))
+    del whole["by_prefix"]
+    whole |= {"by_status": by_name(total), "pods": [_visible_member(pod, visible) for pod in whole["pods"]]}
+    if visible is not None:
+        whole["lateness_ms"] = _UNKNOWN_LATENESS
+    return of_bytes(encoded(whole)[:-1] + b',"by_prefix":{' + by_prefix + b"}}")
+
+
+async def _prefixes(client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 200 with the prefixes that the caller may see."""
+    prefix, visible = read_query(request, PrefixQuery).prefix, visible_to(request)
+    views = [view for view in await client.prefixes(prefix) if visible is None or visible(view.prefix)]
+    return of_bytes(b'{"items":[' + await joined(views, lambda view: encoded(view.to_json())) + b"]}")
+
+
+async def _pause(pausing: bool, client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 200 with the prefix, paused or no longer paused."""
+    prefix, caller = await _prefix(request), acting(client, request)
+    await (caller.pause(prefix) if pausing else caller.resume(prefix))
+    return answer({"prefix": prefix, "paused": pausing})
+
+
+async def _forget(client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 204 after taking back the declaration."""
+    await acting(client, request).forget(await _prefix(request))
+    return web.Response(status=204)
+
+
+async def _pods(client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 200 with the live pods, showing only the prefixes that the caller may see."""
+    refuse_query(request)
+    visible = visible_to(request)
+    return answer({"items": [_visible_member(pod.to_json(), visible) for pod in await client.pods()]})
+
+
+async def _acknowledge_losses(client: TimerClient, request: web.Request) -> web.Response:
+    """Answers 200 with the losses that now cause no more warnings."""
+    refuse_query(request)
+    await refuse_body(request)
+    return answer({"items": [loss.to_json() for loss in await client.acknowledge_losses()]})
+
+
+def _visible_member(pod: PodAnswer, visible: Visible | None) -> PodAnswer:
+    """A pod as shown to a caller that may see only some prefixes: with only these, and without figures over all
+    prefixes."""
+    if visible is None:
+        return pod
+    serves, only = ([prefix for prefix in some if visible(prefix)] for some in (pod["serves"], pod["only"]))
+    return {**pod, "serves": serves, "only": only, "lateness_ms": _UNKNOWN_LATENESS}
+
+
+async def _prefix(request: web.Request) -> str:
+    await refuse_body(request)
+    prefix = parsed(request, check_prefix, request.match_info["prefix"])
+    require_visible(request, prefix)
+    return prefix
+
+
 _CALLS: Final[Mapping[str, Callable[[TimerClient, web.Request], Awaitable[web.Response]]]] = {
     "listTimers": _list,
     "createTimers": _create_many,
@@ -257,11 +352,18 @@ _CALLS: Final[Mapping[str, Callable[[TimerClient, web.Request], Awaitable[web.Re
     "cancelTimer": _cancel,
     "retryTimer": partial(_make_due, TimerClient.retry),
     "fireTimer": partial(_make_due, TimerClient.fire),
+    "getStats": _stats,
+    "listPrefixes": _prefixes,
+    "pausePrefix": partial(_pause, True),
+    "resumePrefix": partial(_pause, False),
+    "forgetPrefix": _forget,
+    "listPods": _pods,
+    "acknowledgeLosses": _acknowledge_losses,
 }
 
 
-def timer_routes(client: TimerClient) -> Sequence[web.RouteDef]:
-    """The routes to add to an application: the calls on one timer and on many."""
+def client_routes(client: TimerClient) -> Sequence[web.RouteDef]:
+    """The routes to add to an application. Paths without braces come before paths with them."""
     acting_now = 0
 
     async def act(request: web.Request) -> web.Response:

@@ -20,12 +20,11 @@ from timers.api.answer import (
     problem,
 )
 from timers.api.auth import AUTH, Auth, anonymous
-from timers.api.docs import docs_routes
-from timers.api.health import HealthRoutes
+from timers.api.health import HealthRoutes, metrics_route
 from timers.api.middleware import REQUEST_ID, REQUEST_SECONDS, Deadlines, follow, new_request
-from timers.api.operating import metrics_route, operating_routes
+from timers.api.openapi import docs_routes
 from timers.api.operations import routes_of
-from timers.api.routes import refuse_unchecked, timer_routes
+from timers.api.routes import client_routes, refuse_unchecked
 from timers.api.stream import EventRoutes
 from timers.client import TimerClient
 from timers.engine.worker import Worker
@@ -251,10 +250,9 @@ def all_routes(
     return (
         *routes_of(health),
         *docs_routes(),
-        *operating_routes(client),
         metrics_route(client, metrics, worker),
         *routes_of(EventRoutes(client)),
-        *timer_routes(client),
+        *client_routes(client),
     )
 
 
