@@ -178,6 +178,9 @@ class _Document:
 
     def whole(self) -> Json:
         """The whole document."""
+        paths = defaultdict[str, Json](dict)
+        for operation in OPERATIONS:
+            paths[operation.path][operation.method.lower()] = self._operation(operation)
         return {
             "openapi": "3.1.0",
             "info": {
@@ -188,19 +191,13 @@ class _Document:
             },
             "servers": [{"url": "/", "description": "This service."}],
             "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
-            "paths": self._paths(OPERATIONS),
+            "paths": paths,
             "components": {
                 "schemas": dict(sorted(self._schemas.items())),
                 "headers": {name: _header(*described) for name, described in _HEADERS.items()},
                 "securitySchemes": _SCHEMES,
             },
         }
-
-    def _paths(self, operations: Iterable[Operation]) -> Json:
-        paths: defaultdict[str, Json] = defaultdict(dict)
-        for operation in operations:
-            paths[operation.path][operation.method.lower()] = self._operation(operation)
-        return dict(paths)
 
     def _operation(self, operation: Operation) -> Json:
         described: Json = {
@@ -258,7 +255,11 @@ class _Document:
 
     def _plain(self, schema: Json) -> Json:
         """The schema without titles and defaults, and with references to named schemas."""
-        plain = {name: self._part(name, part) for name, part in schema.items() if not _is_title(name, part)}
+        plain = {
+            name: self._part(name, part)
+            for name, part in schema.items()
+            if not (name == "title" and isinstance(part, str))
+        }
         name, default = plain.pop("x-name", None), plain.pop("default", None)
         if "x-ref" in plain:
             plain = reference(plain["x-ref"])
@@ -303,10 +304,6 @@ class _Document:
 def reference(name: str) -> Json:
     """A reference to the schema with that name."""
     return {"$ref": _ROOT + name}
-
-
-def _is_title(name: str, part: Any) -> bool:
-    return name == "title" and isinstance(part, str)
 
 
 def _parameters(operation: Operation) -> Iterable[Json]:
@@ -381,8 +378,6 @@ def _problem_example(kind: ProblemType) -> Json:
     return body_of(kind, kind.detail)
 
 
-_VENDOR: Final = Path(__file__).parent / "vendor"
-
 _PAGE_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -392,46 +387,24 @@ _PAGE_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
-_PAGE: Final = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>timers · HTTP API</title>
-<link rel="icon" href="data:,">
-<link rel="stylesheet" href="docs/swagger-ui.css">
-</head>
-<body>
-<div id="page"></div>
-<script src="docs/swagger-ui-bundle.js"></script>
-<script src="docs/start.js"></script>
-</body>
-</html>
-"""
-
-_START: Final = """\
-SwaggerUIBundle({url: "openapi.json", dom_id: "#page", deepLinking: true, validatorUrl: null});
-"""
-
 
 @cache
-def _vendored(name: str) -> str:
-    return (_VENDOR / name).read_text("utf-8")
+def _text(name: str) -> str:
+    return (Path(__file__).parent / name).read_text("utf-8")
 
 
 _FILES: Final = (
-    ("getDocs", HTML, lambda: _PAGE),
-    ("getDocsStyle", CSS, partial(_vendored, "swagger-ui.css")),
-    ("getDocsProgram", JAVASCRIPT, partial(_vendored, "swagger-ui-bundle.js")),
-    ("getDocsStart", JAVASCRIPT, lambda: _START),
+    ("getDocs", HTML, "page/docs.html"),
+    ("getDocsStyle", CSS, "vendor/swagger-ui.css"),
+    ("getDocsProgram", JAVASCRIPT, "vendor/swagger-ui-bundle.js"),
+    ("getDocsStart", JAVASCRIPT, "page/start.js"),
 )
-"""The page and what it loads: the call, the media type, and what gives the text."""
+"""The page and what it loads: the call, the media type, and the file."""
 
 
-async def _send(media_type: str, text: Callable[[], str], request: web.Request) -> web.Response:
+async def _send(media_type: str, file: str, request: web.Request) -> web.Response:
     refuse_query(request)
-    return web.Response(text=text(), content_type=media_type, charset="utf-8", headers=_PAGE_HEADERS)
+    return web.Response(text=_text(file), content_type=media_type, charset="utf-8", headers=_PAGE_HEADERS)
 
 
 def docs_routes(make: Callable[[], Json] = document) -> Sequence[web.RouteDef]:
@@ -446,5 +419,5 @@ def docs_routes(make: Callable[[], Json] = document) -> Sequence[web.RouteDef]:
             made = made or await asyncio.to_thread(lambda: encoded(make()))
         return of_bytes(made)
 
-    pages = (route(name, partial(_send, media_type, text)) for name, media_type, text in _FILES)
+    pages = (route(name, partial(_send, media_type, file)) for name, media_type, file in _FILES)
     return (route("getDocument", send_document), *pages)
