@@ -31,6 +31,16 @@ async def whole(fleet: Fleet, *names: str) -> dict[str, Timer]:
     return {timer.id: timer for timer in found if timer is not None}
 
 
+async def lost(fleet: Fleet, database: Database, number: int) -> None:
+    """The ledger has so many timers, `00` and so on, and neither their pod nor the db is there any more."""
+    pod = await fleet.pod(Calls(), ledger=database)
+    for each in range(number):
+        await fleet.client.create("note", f"{each:02}", delay="24h")
+    await agreed(database, fleet.store)
+    await fleet.kill(pod)
+    await fleet.redis.flushall()
+
+
 async def test_a_lost_db_is_restored(sharded: Fleet, database: Database) -> None:
     calls = Calls()
     await sharded.pod(calls, ledger=database)
@@ -141,12 +151,7 @@ async def test_what_came_due_meanwhile_keeps_to_the_limits_of_its_processor(flee
 async def test_another_pod_goes_on_where_a_killed_one_was(
     fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pod = await fleet.pod(Calls(), ledger=database)
-    for number in range(60):
-        await fleet.client.create("note", f"{number:02}", delay="24h")
-    await agreed(database, fleet.store)
-    await fleet.kill(pod)
-    await fleet.redis.flushall()
+    await lost(fleet, database, 60)
     asked: list[str] = []
     pages = rows.page
 
@@ -177,12 +182,7 @@ async def test_another_pod_goes_on_where_a_killed_one_was(
 async def test_a_pod_that_dies_between_redis_and_the_ledger_leaves_no_difference(
     fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pod = await fleet.pod(Calls(), ledger=database)
-    for number in range(20):
-        await fleet.client.create("note", f"{number:02}", delay="24h")
-    await agreed(database, fleet.store)
-    await fleet.kill(pod)
-    await fleet.redis.flushall()
+    await lost(fleet, database, 20)
     given = asyncio.Event()
 
     async def hang(*_: object, **__: object) -> None:
@@ -202,12 +202,7 @@ async def test_a_pod_that_dies_between_redis_and_the_ledger_leaves_no_difference
 async def test_what_was_restored_is_written_to_the_ledger_once(
     fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pod = await fleet.pod(Calls(), ledger=database)
-    for number in range(20):
-        await fleet.client.create("note", f"{number:02}", delay="24h")
-    await agreed(database, fleet.store)
-    await fleet.kill(pod)
-    await fleet.redis.flushall()
+    await lost(fleet, database, 20)
     save, written = rows.save, list[str]()
 
     async def counted(connection: AsyncConnection, rows: Iterable[rows.Row]) -> None:
