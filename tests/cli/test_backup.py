@@ -404,7 +404,7 @@ def test_what_follows_the_footer_is_bad(there: Service) -> None:
 
 
 def test_a_line_too_long_is_bad(there: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("timers.cli.backup.LINE_LIMIT_BYTES", 400)
+    monkeypatch.setattr("timers.cli.moving.LINE_LIMIT_BYTES", 400)
     ended = there(
         "import", there.file(file_of(timer_line(spec={"payload": "x" * 2000}), timer_line("b"))), "-o", "json"
     )

@@ -54,12 +54,10 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "db": "The ledger's database: bring its tables up to date, show their state, fill it again, or leave it.",
         "rebuild": "Give Redis back what the ledger has and it lacks or has older.",
     },
-    "backup": {
-        "export": "Write all timers to stdout, one JSON object per line, with declarations, pauses and keys.",
-        "import": "Put the timers of an export into this db.",
-    },
     "planning": {"plan": "Say how much a load needs: servers, memory, pods, connections; and what breaks first."},
     "moving": {
+        "export": "Write all timers to stdout, one JSON object per line, with declarations, pauses and keys.",
+        "import": "Put the timers of an export into this db.",
         "copy": "Move the service to another server, to a cluster, or to another number of shards.",
     },
     "benching": {"bench": "Measure this server: round trips, arming, lateness, a burst."},

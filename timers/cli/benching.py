@@ -13,7 +13,7 @@ import typer
 
 from timers import logs
 from timers.app import collect_garbage_rarely
-from timers.cli.shared import Output, run, show
+from timers.cli.shared import Output, note, run, show
 from timers.client import BATCH_LIMIT, TimerClient
 from timers.core.durations import DAY_MS
 from timers.core.fields import OWN_PREFIXES
@@ -165,7 +165,7 @@ async def _measured(made: _Bench, seconds: float) -> dict[str, Any]:
 
 
 def _result(name: str, title: str, rows: Sequence[Row]) -> dict[str, Any]:
-    typer.echo(f"timers: {name} measured", err=True)
+    note(f"{name} measured")
     return {"benchmark": name, "title": title, "rows": list(rows)}
 
 
@@ -189,7 +189,7 @@ async def _pod(made: _Bench) -> AsyncIterator[None]:
         public_url=load_worker_settings().public_url,
     )
     worker = Worker(made.store, Registry([nothing]), made.client, options, made)
-    typer.echo(f"timers: measuring with timers of {made.prefix}-*", err=True)
+    note(f"measuring with timers of {made.prefix}-*")
     await worker.start()
     try:
         yield
@@ -204,9 +204,9 @@ async def _clean_up(client: TimerClient, prefix: str) -> None:
         await client.forget(prefix)
     except TimersError as error:
         left = f"timers purge --prefix '{prefix}-*'; timers prefixes forget {prefix}"
-        typer.echo(f"timers: {error}; clean up later with: {left}", err=True)
+        note(f"{error}; clean up later with: {left}")
     else:
-        typer.echo(f"timers: {removed.done} timers removed", err=True)
+        note(f"{removed.done} timers removed")
 
 
 def _spread(timings_ms: Sequence[float]) -> Row:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from timers.cli.shared import Output, progress, run, show
+from timers.cli.shared import Output, note, progress, run, show
 from timers.client import TimerClient
 from timers.client.copies import give_back
 from timers.client.facts import give_facts_back
@@ -49,7 +49,7 @@ def upgrade(
         return await database.state()
 
     _, state = _run(act)
-    typer.echo(f"timers: the ledger's tables are of version {state.found}", err=True)
+    note(f"the ledger's tables are of version {state.found}")
 
 
 @db.command()
@@ -90,14 +90,14 @@ def refill() -> None:
         return len(await client.pods())
 
     who = "the pods copy" if run(ask) else "no pod is alive; the next one copies"
-    typer.echo(f"timers: {who} all timers to the ledger", err=True)
+    note(f"{who} all timers to the ledger")
 
 
 @db.command("detach")
 def leave() -> None:
     """Have Redis note no changes for a ledger any more: after TIMERS_LEDGER_URL was taken from all pods."""
     run(lambda _, store: detach(store))
-    typer.echo("timers: no changes are noted for a ledger any more", err=True)
+    note("no changes are noted for a ledger any more")
 
 
 @app.command()

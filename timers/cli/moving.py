@@ -1,16 +1,21 @@
-"""Owns `timers copy`, which moves a service."""
+"""Owns the commands that carry timers elsewhere: `timers copy`, which moves a service; `timers export` and
+`timers import`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Annotated, Any
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Final
 
 import typer
 
-from timers.cli.shared import Output, show
-from timers.client import open_store
+from timers.cli.shared import OnlyOf, Output, cell, note, progress, run, show
+from timers.client import TimerClient, open_store
+from timers.client.backup import IfExists, Import, Report, export, number_of_timers
 from timers.client.moving import Mover, abort, preview
-from timers.core.durations import parse_ms
+from timers.core.durations import FromNow, parse_bound, parse_ms
+from timers.core.fields import check_prefixes
 from timers.errors import ConfigurationError, InvalidInput, Moving, Unavailable
 from timers.setting_values import MAX_SHARDS, redacted, without_account
 from timers.settings import load_worker_settings
@@ -19,6 +24,9 @@ from timers.store.servers.connect import connect
 from timers.store.store import Store
 
 app = typer.Typer()
+
+LINE_LIMIT_BYTES: Final = 16 * 2**20
+"""Of a line in an export: more than any record takes."""
 
 _AGAIN = "repeat the command, it goes on where this one came to; or give the source back with --abort"
 
@@ -47,8 +55,7 @@ def copy(
     if abort_:
         if to_url is not None or dry_run:
             raise InvalidInput.of("--abort", to_url or "--dry-run", "FROM_URL alone")
-        place = asyncio.run(_aborted(from_url))
-        _tell(f"the service stays; what was copied to {place} can be deleted")
+        asyncio.run(_abort(from_url))
         return
     if to_url is None:
         raise InvalidInput.of("TO_URL", "nothing", "the URL of an empty db")
@@ -60,7 +67,7 @@ async def _copy(
 ) -> None:
     async with _opened("FROM_URL", from_url) as source, _opened("TO_URL", to_url, shards) as target:
         places = without_account(from_url), without_account(to_url)
-        mover = Mover(source, target, places, tell=_tell, wait_seconds=wait_seconds)
+        mover = Mover(source, target, places, tell=note, wait_seconds=wait_seconds)
         if dry_run:
             await mover.check()
             found = await preview(source)
@@ -74,17 +81,17 @@ async def _copy(
         except Unavailable as error:
             raise Unavailable(f"{error}; {_AGAIN}") from error
         if report.was_done:
-            _tell(f"the service has moved to {places[1]} already")
+            note(f"the service has moved to {places[1]} already")
             return
-        _tell(f"the service has moved to {places[1]}; give its pods and callers that URL")
+        note(f"the service has moved to {places[1]}; give its pods and callers that URL")
         if report.unreadable:
-            _tell(f"{report.unreadable} records cannot be read; they lie in the new quarantine")
+            note(f"{report.unreadable} records cannot be read; they lie in the new quarantine")
         _show(report.to_json(), output)
 
 
-async def _aborted(url: str) -> str:
+async def _abort(url: str) -> None:
     async with _opened("FROM_URL", url) as source:
-        return await abort(source)
+        note(f"the service stays; what was copied to {await abort(source)} can be deleted")
 
 
 @asynccontextmanager
@@ -115,5 +122,110 @@ def _show(report: Mapping[str, Any], output: Output) -> None:
     show([*rows, *({"what": what, "number": n} for what, n in report.get("carried", {}).items() if n)], output)
 
 
-def _tell(said: str) -> None:
-    typer.echo(f"timers: {said}", err=True)
+@app.command("export")
+def export_all(
+    prefix: OnlyOf = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Only timers that have changed since: -1d, or a time.")
+    ] = None,
+) -> None:
+    """Write all timers to stdout, one JSON object per line, with declarations, pauses and keys. Exit
+    with 1 if a record cannot be read."""
+    if prefix is not None:
+        check_prefixes(prefix)
+    bound = None if since is None else _since(since)
+
+    async def write(client: TimerClient, store: Store) -> tuple[int, int]:
+        since_ms = round(await store.now_ms()) + bound if isinstance(bound, FromNow) else bound
+        written = unreadable = 0
+        with progress("export", await number_of_timers(store)) as tell:
+            async for page in export(store, prefix=prefix, since_ms=since_ms):
+                sys.stdout.buffer.write("".join(f"{line}\n" for line in page.lines).encode())
+                for member in page.unreadable:
+                    note(f"the record of {cell(member)} cannot be read and is left out")
+                written, unreadable = page.written, unreadable + len(page.unreadable)
+                tell(page.seen)
+        sys.stdout.buffer.flush()
+        return written, unreadable
+
+    written, unreadable = run(write)
+    note(f"{written} timers exported")
+    if unreadable:
+        raise typer.Exit(1)
+
+
+def _since(text: str) -> int:
+    try:
+        return parse_bound(text)
+    except InvalidInput as error:
+        raise error.under("--since") from None
+
+
+@app.command("import")
+def import_all(
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="An export; - or nothing for stdin.")] = "-",
+    *,
+    if_exists: Annotated[
+        IfExists,
+        typer.Option(help="If there is a timer of that name: newer keeps the one that was created or changed later."),
+    ] = "newer",
+    rebase: Annotated[bool, typer.Option("--rebase", help="Move all due times by the age of the export.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what it would do.")] = False,
+    output: Output = "table",
+) -> None:
+    """Put the timers of an export into this db. Repeat it after an interruption: what is there stays. Exit with 1 if a
+    line is bad or the export was cut."""
+
+    async def put(client: TimerClient, store: Store) -> Report:
+        lines = _lines(opened)
+        begun = Import(
+            store,
+            next(lines, None) or b"",
+            now_ms=await store.now_ms(),
+            tell=lambda number, why: note(f"line {number}: {' '.join(why.split())}"),
+            if_exists=if_exists,
+            rebase=rebase,
+            dry_run=dry_run,
+        )
+        try:
+            with progress("import", begun.expected) as tell:
+                for number, line in enumerate(lines, 1):
+                    await begun.take(line)
+                    if not number % 1000:
+                        tell(number)
+                return await begun.end()
+        except Unavailable as error:
+            raise Unavailable(f"{error}; repeat the import, it goes on where this one came to") from error
+
+    with _file(file) as opened:
+        report = run(put)
+    found = report.to_json()
+    if output == "table":
+        rows = [{"what": kind, "result": result, "number": n} for kind, result, n in report.rows()]
+        show(rows, output)
+    else:
+        show({"dry_run": dry_run, **found}, output)
+    if report.trouble is not None:
+        note(report.trouble)
+    if report.bad:
+        note(f"{report.bad} bad lines")
+    if report.bad or report.trouble is not None:
+        raise typer.Exit(1)
+
+
+def _file(path: str) -> AbstractContextManager[BinaryIO]:
+    try:
+        return nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb")
+    except OSError as error:
+        raise InvalidInput.of("FILE", path, f"a file that can be read ({error.strerror})") from None
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes | None]:
+    """The lines; None for one that is too long."""
+    while line := file.readline(LINE_LIMIT_BYTES):
+        if len(line) < LINE_LIMIT_BYTES or line.endswith(b"\n"):
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(LINE_LIMIT_BYTES)
+        yield None

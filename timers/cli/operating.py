@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights, read_entries
 from timers.cli import URL_NAME
-from timers.cli.shared import ExactPrefix, Of, OnlyOf, Output, cell, progress, run, show
+from timers.cli.shared import ExactPrefix, Of, OnlyOf, Output, cell, note, progress, run, show
 from timers.client import TimerClient
 from timers.client.actions import Replayed, arm_again, preview
 from timers.client.opening import open_ledger
@@ -77,7 +77,7 @@ def _prefix_row(view: Mapping[str, Any]) -> Mapping[str, Any]:
 def forget(prefix: ExactPrefix) -> None:
     """Forget the declaration of a prefix, once no live pod has its processor."""
     run(lambda client, _: client.forget(prefix))
-    typer.echo(f"timers: {prefix!r} is no longer declared", err=True)
+    note(f"{prefix!r} is no longer declared")
 
 
 @app.command()
@@ -175,7 +175,7 @@ def replay(
     show([each.to_json() for each in found], output)
     armed = sum(each.result == "armed" for each in found)
     summary = f"{len(found)} would run" if dry_run else f"{armed} of {len(found)} armed"
-    typer.echo(f"timers: {summary}, {rate}", err=True)
+    note(f"{summary}, {rate}")
 
 
 def _window(prefix: str | None, since: str, until: str) -> Filter:
@@ -275,7 +275,7 @@ def make(
     if not entry_only:
         run(lambda _, store: Callers(store).keep(kept.id, kept.entry))
     show({"key": secret, "entry": kept.entry}, output)
-    typer.echo(f"timers: {_what_next(kept, entry_only)}", err=True)
+    note(_what_next(kept, entry_only))
 
 
 def _what_next(kept: ApiKey, entry_only: bool) -> str:
@@ -320,9 +320,7 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's i
     if "_" in key_id:
         raise InvalidInput.of("ID", "a whole key", "its id only: the part between tmk_ and the next _")
     if not run(lambda _, store: Callers(store).revoke(key_id)):
-        typer.echo(
-            f"timers: Redis had no key {key_id!r}; if TIMERS_API_KEYS has one, it is refused from now on", err=True
-        )
+        note(f"Redis had no key {key_id!r}; if TIMERS_API_KEYS has one, it is refused from now on")
 
 
 def _parts(given: Sequence[str]) -> list[str]:

@@ -23,6 +23,7 @@ import typer
 
 from timers import logs
 from timers.app import dev, run, serve
+from timers.cli.shared import note
 from timers.core.fields import check_prefix
 from timers.embedded import EmbeddedServer
 from timers.errors import ConfigurationError, InvalidInput, Refused
@@ -156,14 +157,14 @@ class _Pod:
         if self._process is None:
             self._start()
         elif changed:
-            typer.echo(f"timers: {', '.join(sorted(changed))} changed; restarting", err=True)
+            note(f"{', '.join(sorted(changed))} changed; restarting")
             if self._process.poll() is None:
                 self._process.terminate()
             self._process.wait()
             if not self._stop.is_set():
                 self._start()
         elif self._process.poll() is not None and not self._reported:
-            typer.echo("timers: the pod has ended; waiting for a change", err=True)
+            note("the pod has ended; waiting for a change")
             self._reported = True
 
     def end(self) -> int:
@@ -205,7 +206,7 @@ def new_processor(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("" if template is None else Template(_read(template)).substitute(values))
         typer.echo(file)
-    typer.echo(f"timers: next: cd {folder} && pip install -e '.[test]' && pytest", err=True)
+    note(f"next: cd {folder} && pip install -e '.[test]' && pytest")
 
 
 def _read(template: str) -> str:

@@ -87,6 +87,11 @@ def cell(value: Any) -> str:
     return value if isinstance(value, str) and value.isprintable() else json.dumps(value)
 
 
+def note(said: str) -> None:
+    """Say on stderr how the work went."""
+    typer.echo(f"timers: {said}", err=True)
+
+
 @contextmanager
 def progress(label: str, number: int) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on stderr, if that is a terminal. Call the result with how many of about `number` are

@@ -19,6 +19,7 @@ from timers.cli.shared import (
     Output,
     Prefix,
     WithStatus,
+    note,
     progress,
     run,
     show,
@@ -127,7 +128,7 @@ class Selection:
         show({"action": action, "dry_run": self.dry_run, **counts}, self.output)
         for reason, examples in came.examples.items():
             for one in examples:
-                typer.echo(f"timers: {reason}: {one['prefix']}:{one['id']}: {one['detail']}", err=True)
+                note(f"{reason}: {one['prefix']}:{one['id']}: {one['detail']}")
         if came.refused:
             raise typer.Exit(1)
 
@@ -286,7 +287,7 @@ def _create_all(timers: Sequence[Read], output: Format) -> None:
     results = run(arm)
     show(results, output)
     refused = sum(each["error"] is not None for each in results)
-    typer.echo(f"timers: {len(results) - refused} of {len(results)} armed", err=True)
+    note(f"{len(results) - refused} of {len(results)} armed")
     if refused:
         raise typer.Exit(1)
 
@@ -424,7 +425,7 @@ def ls(
     narrow = output == "table"
     show([{name: timer[name] for name in _COLUMNS} for timer in shown] if narrow else shown, output)
     if found.next_cursor is not None:
-        typer.echo(f"timers: there are more timers; continue with --cursor {found.next_cursor}", err=True)
+        note(f"there are more timers; continue with --cursor {found.next_cursor}")
 
 
 @app.command()
