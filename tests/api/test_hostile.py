@@ -245,7 +245,7 @@ async def test_a_guard_that_fails_lets_nobody_in(
         raise RuntimeError("the auth is broken")
 
     async with running_api(server.url, [done], keys=kept.entry) as api:
-        for name in ("_token", "_check_prefix", "_check_right", "_limit"):
+        for name in ("_token", "_read_only_if_asked", "_check_prefix", "_check_right"):
             with monkeypatch.context() as broke:
                 broke.setattr(f"{auth_module.__name__}.{name}", broken)
                 (await api.call("GET", "/v1/stats", headers=sent)).problem(500, "internal")

@@ -324,9 +324,8 @@ def _parsed(kept: Mapping[str, str]) -> list[ApiKey]:
 def _log_refusal(request: web.Request, error: Exception) -> None:
     """Log refused requests, for anybody who looks for a break-in; with the key, if that is known."""
     caller = caller_of(request)
-    known = {} if caller is None else {"key": caller.id or None}
-    what = {"method": request.method, "path": request.path, "peer": request.remote}
-    _log.info("request refused", reason=str(error), **what, **known)
+    with bound_contextvars(**({} if caller is None else {"key": caller.id or None})):
+        _log.info("request refused", reason=str(error), method=request.method, path=request.path, peer=request.remote)
 
 
 def _read_only_if_asked(caller: ApiKey, request: web.Request, operation: Operation) -> ApiKey:

@@ -85,17 +85,6 @@ CLUSTER_SHARDS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What is to be planned for: timers that are armed at once, timers that are armed and run each second, bytes of a
-    payload as JSON, and the seconds of a run."""
-
-    timers: int
-    rate: float
-    payload: int = 60
-    run_s: float = 0.05
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """What a load needs: `services`, each with so many primaries, shards, data and pods. Memory, connections, forks and
     restarts are those of each primary. `uses` says how much of each limit is used, 1 being all of it, the nearest
@@ -113,22 +102,19 @@ class Plan:
     uses: dict[str, float]
 
 
-def plan(load: Load) -> Plan:
-    """How much a load needs."""
-    services = max(1, math.ceil(load.rate * POD_US.value / 1e6 / BUSY / PODS_EACH))
-    return _service(services, Load(math.ceil(load.timers / services), load.rate / services, load.payload, load.run_s))
-
-
-def _service(services: int, load: Load) -> Plan:
-    """The plan of one of so many services, with this load of its own."""
-    pod_cores, running = load.rate * POD_US.value / 1e6, load.rate * load.run_s
+def plan(timers: int, rate: float, payload: int = 60, run_s: float = 0.05) -> Plan:
+    """How much is needed for timers that are armed at once, timers that are armed and run each second, bytes of a
+    payload as JSON, and the seconds of a run. All but the number of services is of each of them."""
+    services = max(1, math.ceil(rate * POD_US.value / 1e6 / BUSY / PODS_EACH))
+    timers, rate = math.ceil(timers / services), rate / services
+    pod_cores, running = rate * POD_US.value / 1e6, rate * run_s
     pods = max(LEAST_PODS, math.ceil(pod_cores / BUSY), math.ceil(running / (BUSY * CONCURRENCY)))
     server_us = ARM_US.value + SERVER_US.value + HEARD_US.value * (pods - LEAST_PODS)
-    server_cores = load.rate * server_us / 1e6
-    data_gib = load.timers * (BYTES.value + PAYLOAD_BYTES.value * (load.payload - 60)) / GIB
+    server_cores = rate * server_us / 1e6
+    data_gib = timers * (BYTES.value + PAYLOAD_BYTES.value * (payload - 60)) / GIB
     primaries = max(1, math.ceil(server_cores / BUSY), math.ceil(data_gib / SERVER_GIB))
     share, connections = data_gib / primaries, math.ceil(pods * (CONNECTIONS.value + POOL))
-    fork_ms, restart_s = share * FORK_MS.value, load.timers / primaries / 1e6 * RESTART_S.value
+    fork_ms, restart_s = share * FORK_MS.value, timers / primaries / 1e6 * RESTART_S.value
     uses = {
         "the core of a server": server_cores / primaries,
         "the cores of the pods": pod_cores / pods,
@@ -171,8 +157,8 @@ def show_plan(
 ) -> None:
     """Say how much a load needs: servers, memory, pods, connections; and what breaks first. It asks no Redis, but
     calculates from measured figures, and lists them."""
-    load = Load(round(_number("--timers", timers)), _number("--rate", rate), payload, parse_ms(run, "--run") / 1000)
-    found = plan(load)
+    run_s = parse_ms(run, "--run") / 1000
+    found = plan(round(_number("--timers", timers)), _number("--rate", rate), payload, run_s)
     if output != "table":
         show({**asdict(found), "sources": _sources()}, output)
         return
