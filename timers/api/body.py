@@ -92,19 +92,6 @@ async def read_json(
         raise web.HTTPBadRequest(text=f"the body is not JSON: {error}") from None
 
 
-async def read_lines(request: web.Request, limit_bytes: int) -> list[Any]:
-    """Read the body as JSON values, one a line (NDJSON). A line that is not JSON becomes an InvalidInput in the list.
-    Empty lines are skipped. Raises HTTP 400, 408 or 413."""
-    return [_line(line) for line in (await read_bytes(request, limit_bytes)).split(b"\n") if line.strip()]
-
-
-def _line(raw: bytes) -> Any:
-    try:
-        return decode(raw)
-    except ValueError as error:
-        return InvalidInput.of("", raw.decode(errors="replace"), f"one JSON object per line ({error})")
-
-
 async def refuse_body(request: web.Request) -> None:
     """Refuse a body for a call that takes none. Only an empty body or `{}` passes; anything else would be ignored
     silently."""

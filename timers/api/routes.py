@@ -18,8 +18,8 @@ from timers.api.body import (
     BATCH_LIMIT_BYTES,
     media_type,
     parsed,
+    read_bytes,
     read_json,
-    read_lines,
     read_query,
     refuse_body,
     refuse_query,
@@ -40,10 +40,10 @@ from timers.client import Armed, TimerClient
 from timers.client.actions import BulkAction, Counts, Stop
 from timers.client.fleet import by_name
 from timers.core.answers import PodAnswer
-from timers.core.fields import check_id, check_prefix
+from timers.core.fields import check_id, check_prefix, decode_lines, is_prefix
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
-from timers.errors import Busy, FieldError, InvalidInput, Refused, TimersError, both, shown
+from timers.errors import Busy, FieldError, InvalidInput, TimersError, both, shown
 from timers.store.cooperative import cooperatively
 from timers.store.filters import Visible
 from timers.store.listing import PageRequest
@@ -230,7 +230,7 @@ async def _list(client: TimerClient, request: web.Request) -> web.Response:
 async def _create_many(client: TimerClient, request: web.Request) -> web.Response:
     """Answers 200 with a result for each timer, in order."""
     values, visible = await _read_batch(request), visible_to(request)
-    wishes = [_parse_entry(value, visible) for value in values]
+    wishes = [_seen(value, visible) for value in values]
     results = await acting(client, request).batch(wishes, traceparent=traceparent_of(request))
     return answer({"results": [_result(each) for each in results]})
 
@@ -238,20 +238,18 @@ async def _create_many(client: TimerClient, request: web.Request) -> web.Respons
 async def _read_batch(request: web.Request) -> Sequence[Any]:
     """The timers as they were sent. A line that is not JSON becomes its error."""
     if media_type(request, (JSON, *_LINES)) in _LINES:
-        body: Any = {"timers": await read_lines(request, BATCH_LIMIT_BYTES)}
+        body: Any = {"timers": decode_lines(await read_bytes(request, BATCH_LIMIT_BYTES))}
     else:
         body = await read_json(request, limit_bytes=BATCH_LIMIT_BYTES)
     return parsed(request, Batch.parse, body).timers
 
 
-def _parse_entry(value: Any, visible: Visible | None) -> NewTimer | InvalidInput | Refused:
-    if isinstance(value, InvalidInput):
+def _seen(value: Any, visible: Visible | None) -> Any:
+    """The timer as it was sent, or the error if the request may not touch its prefix."""
+    if visible is None or not isinstance(value, dict):
         return value
-    try:
-        new = NewTimer.parse(value)
-    except InvalidInput as error:
-        return error
-    return new if visible is None or visible(new.prefix) else nothing_of(new.prefix)
+    prefix = value.get("prefix")
+    return nothing_of(prefix) if isinstance(prefix, str) and is_prefix(prefix) and not visible(prefix) else value
 
 
 def _result(came: Armed | TimersError) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from timers.cli.shared import (
 from timers.client import BATCH_LIMIT, Armed, TimerClient
 from timers.client.actions import Counts
 from timers.client.fleet import read_story
-from timers.core.fields import decode
+from timers.core.fields import decode, decode_lines
 from timers.core.model import Timer
 from timers.core.shapes import Action
 from timers.core.spec import NewTimer, TimerChange
@@ -55,9 +55,6 @@ Retry = Annotated[
     str | None, typer.Option(metavar="N|5s,1m,…|JSON", help="Most attempts, a list of waits, or the API's JSON.")
 ]
 Metadata = Annotated[Texts, typer.Option(metavar="NAME=VALUE", help="Repeatable.")]
-
-Read = NewTimer | InvalidInput
-"""A timer from a file, or the error that says why it is invalid."""
 
 REMOVABLE: Final = ("payload", "repeat", "retry", "tags", "metadata")
 """What `--remove` takes."""
@@ -273,7 +270,7 @@ def _json(text: str | None, field: str) -> Any:
         raise InvalidInput.of(field, text, f"JSON ({error})") from None
 
 
-def _create_all(timers: Sequence[Read], output: Format) -> None:
+def _create_all(timers: Sequence[Any], output: Format) -> None:
     async def arm(client: TimerClient, store: Store) -> list[dict[str, Any]]:
         shown: list[dict[str, Any]] = []
         with progress("create", len(timers)) as tell:
@@ -292,16 +289,16 @@ def _create_all(timers: Sequence[Read], output: Format) -> None:
         raise typer.Exit(1)
 
 
-def _result(asked: Read, came: Armed | TimersError) -> dict[str, Any]:
+def _result(asked: object, came: Armed | TimersError) -> dict[str, Any]:
     if isinstance(came, Armed):
         return {"prefix": came.timer.prefix, "id": came.timer.id, "result": came.how, "error": None}
-    known = asked if isinstance(asked, NewTimer) else None
-    names = {"prefix": known and known.prefix, "id": known and known.id}
-    return {**names, "result": "refused", "error": str(came)}
+    known = asked if isinstance(asked, dict) else {}
+    return {"prefix": known.get("prefix"), "id": known.get("id"), "result": "refused", "error": str(came)}
 
 
-def _read(path: str) -> list[Read]:
-    """The timers in a JSON array, in the API's `{"timers": […]}`, or in a file with one JSON object per line."""
+def _read(path: str) -> list[Any]:
+    """The timers in a JSON array, in the API's `{"timers": […]}`, or in a file with one JSON object per line: the
+    fields of each, or the error that says why it has none."""
     try:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
@@ -309,25 +306,11 @@ def _read(path: str) -> list[Read]:
     try:
         whole = decode(raw.strip())
     except ValueError:
-        return [_checked(line) for line in raw.split(b"\n") if line.strip()]
+        whole = decode_lines(raw)
     if isinstance(whole, dict) and whole.keys() == {"timers"}:
         whole = whole["timers"]
-    return [_checked(value) for value in (whole if isinstance(whole, list) else [whole])]
-
-
-def _checked(value: object) -> Read:
-    """The timer of a JSON object, or of a line that should be one."""
-    try:
-        if isinstance(value, bytes):
-            value = decode(value)
-        if not isinstance(value, dict):
-            return InvalidInput.of("", value, "a JSON object as in POST /v1/timers")
-        return NewTimer.parse(value)
-    except InvalidInput as error:
-        return error
-    except ValueError as error:
-        text = value.decode(errors="replace") if isinstance(value, bytes) else value
-        return InvalidInput.of("", text, f"one JSON object per line ({error})")
+    timers, rule = whole if isinstance(whole, list) else [whole], "a JSON object as in POST /v1/timers"
+    return [each if isinstance(each, dict | InvalidInput) else InvalidInput.of("", each, rule) for each in timers]
 
 
 @app.command()
