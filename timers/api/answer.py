@@ -184,17 +184,13 @@ def _in_doubt(error: Unavailable) -> Unavailable:
 
 def problem_body(error: TimersError) -> dict[str, Any]:
     """The problem for an error of this package, as a JSON object."""
-    fields = error.errors if isinstance(error, InvalidInput) else _fields_in(error)
+    # Any error may be raised with a FieldError as its text.
+    fields = error.errors if isinstance(error, InvalidInput) else [e for e in error.args if isinstance(e, FieldError)]
     if not fields:
         return body_of(error.problem, str(error))
     shown = fields[:ERRORS_SHOWN]
     rest = f"; and {len(fields) - len(shown)} more" if len(fields) > len(shown) else ""
     return body_of(error.problem, "; ".join(map(str, shown)) + rest, errors=[field_json(field) for field in shown])
-
-
-def _fields_in(error: TimersError) -> tuple[FieldError, ...]:
-    """The fields of an error, if it was raised with a FieldError as its text."""
-    return tuple(field for field in error.args if isinstance(field, FieldError))
 
 
 def of_status(status: int, detail: str) -> web.Response:

@@ -200,7 +200,10 @@ class Auth:
             return await self._signer(request, operation)
         keys = await self._known(operation)
         if not self._closed and not self._ever_kept:
-            return self._optional_caller(request)
+            check_origin(request)
+            if not self._insecure:
+                check_host(request)
+            return ANYBODY
         key_id = None
         if operation.tag == DASHBOARD and "Authorization" not in request.headers:
             patience_seconds = READER_SECONDS if operation.works_without_redis else None
@@ -211,7 +214,7 @@ class Auth:
         return caller
 
     async def _reader(self, request: web.Request, operation: Operation) -> ApiKey:
-        """The caller of a call that anybody may make, because a key that may read is told more. In any doubt, a
+        """The caller of a call that anybody may make, because a key that may read is told more. In any doubt, an
         anonymous caller."""
         try:
             async with asyncio.timeout(READER_SECONDS):
@@ -248,12 +251,6 @@ class Auth:
         """Whether callers need a key here. Raises Unavailable."""
         await self._keys.get()
         return self._closed or self._ever_kept
-
-    def _optional_caller(self, request: web.Request) -> ApiKey:
-        check_origin(request)
-        if not self._insecure:
-            check_host(request)
-        return ANYBODY
 
     async def _known(self, operation: Operation) -> Mapping[str, ApiKey]:
         last = self._keys.last

@@ -90,9 +90,14 @@ def set_read_only(request: web.Request, response: web.StreamResponse, *, wanted:
 
 
 def _set(request: web.Request, response: web.StreamResponse, name: str, value: str, seconds: int) -> None:
-    """Set a cookie. A proxy that ends TLS says so in a header. A forged header only makes the cookie stricter."""
-    is_secure = request.secure or request.headers.get("X-Forwarded-Proto") == "https"
-    response.set_cookie(name, value, max_age=seconds, path="/", httponly=True, samesite="Strict", secure=is_secure)
+    """Set a cookie. A forged header of a proxy only makes it stricter."""
+    secure = is_secure(request)
+    response.set_cookie(name, value, max_age=seconds, path="/", httponly=True, samesite="Strict", secure=secure)
+
+
+def is_secure(request: web.Request) -> bool:
+    """Whether the browser uses TLS. A proxy that ends it says so in a header."""
+    return request.secure or request.headers.get("X-Forwarded-Proto") == "https"
 
 
 def _given(request: web.Request) -> str:

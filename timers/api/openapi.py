@@ -218,7 +218,9 @@ class _Document:
     def _query(self, model: type[BaseModel] | None) -> Iterable[Json]:
         """The parameters of a query. One that may be a list is described as a list, so that it may come several
         times."""
-        for name, schema in self._of_fields(model).items() if model is not None else ():
+        fields = {} if model is None else TypeAdapter[Any](model).json_schema().get("properties", {})
+        for name, raw in fields.items():
+            schema = self._plain(raw)
             whole = schema["anyOf"][0] if {"type": "null"} in schema.get("anyOf", ()) else schema
             described = self._resolved(whole)
             several = next((part for part in described.get("anyOf", ()) if part.get("type") == "array"), whole)
@@ -246,12 +248,6 @@ class _Document:
             return {"schema": schema, "example": self._example(schema)}
         schema = _TEXTS.get(media_type, {"type": "string"})
         return {"schema": schema, **({"example": self._texts[media_type]} if media_type in self._texts else {})}
-
-    def _of_fields(self, model: Any) -> Mapping[str, Json]:
-        """The schemas of a model's fields."""
-        return {
-            name: self._plain(schema) for name, schema in TypeAdapter(model).json_schema().get("properties", {}).items()
-        }
 
     def _plain(self, schema: Json) -> Json:
         """The schema without titles and defaults, and with references to named schemas."""

@@ -31,7 +31,6 @@ from timers.api.operations import (
     NDJSON,
     Batch,
     CancelQuery,
-    Operation,
     PrefixQuery,
     operation_of,
     route,
@@ -62,14 +61,12 @@ _HONOURED: Final = "PATCH and DELETE of a timer honour If-Match, GET of a timer 
 def refuse_unchecked(request: web.Request, handler: Handler) -> Awaitable[web.StreamResponse]:
     """Answer 400 to a write with a condition that the call does not check, because the caller would believe that it was
     checked. A read may ignore its condition: it only answers more."""
+    operation = operation_of(request)
+    checked = CONDITIONS if operation is None or operation.method == "GET" else operation.headers
     for name in CONDITIONS:
-        if name in request.headers and not _may_have(operation_of(request), name):
+        if name in request.headers and name not in checked:
             raise web.HTTPBadRequest(text=f"{name} is not honoured by this call; {_HONOURED}")
     return handler(request)
-
-
-def _may_have(operation: Operation | None, condition: str) -> bool:
-    return operation is None or operation.method == "GET" or condition in operation.headers
 
 
 def _etag(timer: Timer) -> str:

@@ -77,20 +77,15 @@ class ConnectionLimit:
 
 def _refuse(transport: asyncio.Transport) -> None:
     """Answer 503 and hang up. Whatever the client sends is ignored."""
-    transport.set_protocol(asyncio.Protocol())
-    transport.write(_full())
-    transport.write_eof()
-    asyncio.get_running_loop().call_later(FAREWELL_SECONDS, transport.abort)
-
-
-def _full() -> bytes:
-    text = of_status(503, "this pod has as many connections as it takes; try again soon").text
-    body = (text or "").encode()
+    body = (of_status(503, "this pod has as many connections as it takes; try again soon").text or "").encode()
     head = (
         f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: {CONTENT_TYPE}\r\nRetry-After: {RETRY_AFTER_SECONDS}\r\n"
         f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    return head.encode() + body
+    transport.set_protocol(asyncio.Protocol())
+    transport.write(head.encode() + body)
+    transport.write_eof()
+    asyncio.get_running_loop().call_later(FAREWELL_SECONDS, transport.abort)
 
 
 class Connection(web.RequestHandler):

@@ -70,16 +70,6 @@ class Wanted:
         """The conditions that come once, by name."""
         return {name: dict(self.given).get(name, "") for name in NAMES}
 
-    @property
-    def is_everything(self) -> bool:
-        """Whether no conditions were given."""
-        return not self.given
-
-    @property
-    def counts_alone(self) -> bool:
-        """Whether the counts by prefix and status are enough to say how many timers pass."""
-        return not any(self.values[name] for name in ("tag", "due_after", "due_before", "q", "error"))
-
     def query(self, **more: str) -> str:
         """The conditions as the query of an address."""
         return urlencode([*self.given, *more.items()])
@@ -111,7 +101,7 @@ class BulkRequest:
         one, chosen = dict(pairs), [value for name, value in pairs if name == "timer"]
         action = check_action(one.get("action"))
         wanted = Wanted.parse([] if chosen else pairs, visible_to(request))
-        if not chosen and wanted.is_everything:
+        if not chosen and not wanted.given:
             raise InvalidInput.of(
                 "filter", "", "at least one condition, because no action may cover all timers at once"
             )
@@ -259,7 +249,7 @@ class ManyPages:
         if not bulk.statuses:
             return 0, True
         found = bulk.filter
-        if bulk.wanted.counts_alone:
+        if {name for name, _ in bulk.wanted.given} <= {"prefix", "status"}:
             counts = await self._client.counts(own=True)
             covers, statuses = found.covering(), found.statuses
             return sum(

@@ -11,6 +11,7 @@ from aiohttp import web
 from timers.access import Scope
 from timers.api.auth import scope_of, visible_to
 from timers.api.body import refuse_query
+from timers.api.credentials import is_secure
 from timers.api.operations import call
 from timers.client.fleet import LATE_MS, Fleet, Stats, read_blocked, read_stats, shortened
 from timers.core.durations import in_units
@@ -189,8 +190,7 @@ class OverviewPage:
         without an effect, and the addresses of this service and of its server."""
         known = sorted(filter(covers, roster.declared), key=lambda p: (not roster.serving(p), p != "log", p))
         prefix = known[0] if known else "hello"
-        is_secure = request.secure or request.headers.get("X-Forwarded-Proto") == "https"
-        origin = f"{'https' if is_secure else 'http'}://{request.host}"
+        origin = f"{'https' if is_secure(request) else 'http'}://{request.host}"
         sees_all = scope_of(request).is_everything
         return {
             "prefix": prefix,

@@ -109,7 +109,9 @@ class Guard:
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Turn errors of pages into pages."""
         operation = operation_of(request)
-        if operation is None or operation.tag != DASHBOARD or not _is_for_people(request):
+        # The first page answers programs like any other call: it is in the document too.
+        is_for_people = request.path != "/" or "text/html" in request.headers.get("Accept", "")
+        if operation is None or operation.tag != DASHBOARD or not is_for_people:
             return await handler(request)
         try:
             if request.method == "POST":
@@ -161,12 +163,6 @@ class Guard:
         age = in_units((time.monotonic() - seen_at) * 1000)
         text = seen.decode().replace(STATE, banner.render(age=age, reason=str(error)), 1)
         return web.Response(text=text, status=503, content_type="text/html", headers=render.HEADERS)
-
-
-def _is_for_people(request: web.Request) -> bool:
-    """Whether to answer with a page. All addresses do, except that the first page answers programs like any other call:
-    it is in the document too."""
-    return request.path != "/" or "text/html" in request.headers.get("Accept", "")
 
 
 def _require_own_page(request: web.Request) -> None:
