@@ -172,13 +172,14 @@ def read_entries(text: str) -> tuple[ApiKey, ...]:
     return keys
 
 
-def make_key(scope: Scope, rights: frozenset[Right], **options: str | int | None) -> tuple[str, ApiKey]:
-    """A new key, to be shown once, and what is kept of it. The options are those of an entry; None means no such
-    option. Raises InvalidInput."""
+def make_key(prefixes: Iterable[str], rights: Iterable[str], **options: str | int | None) -> tuple[str, ApiKey]:
+    """A new key, to be shown once, and what is kept of it. The prefixes are patterns, the options those of an entry;
+    None means no such option. Raises InvalidInput."""
+    scope, allowed = Scope.parse(prefixes), parse_rights(rights)
     key_id = _random(string.ascii_lowercase + string.digits, _ID_CHARACTERS)
     secret = f"{_KIND}_{key_id}_{_random(string.ascii_letters + string.digits, _SECRET_CHARACTERS)}"
     given = _options({name: str(value) for name, value in options.items() if value is not None})
-    return secret, ApiKey(key_id, scope, rights, given, hashlib.sha256(secret.encode()).digest())
+    return secret, ApiKey(key_id, scope, allowed, given, hashlib.sha256(secret.encode()).digest())
 
 
 def _random(characters: str, length: int) -> str:

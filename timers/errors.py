@@ -229,8 +229,11 @@ class Unavailable(
     Each timer of the call was done fully or not at all. `nothing_done` is set if it is known that nothing was done. The
     identity of the db may also be what cannot be read, because another program wrote to it."""
 
-    def __init__(self, text: str, *, nothing_done: bool = False) -> None:
-        self.nothing_done = nothing_done
+    nothing_done = False
+
+    def __init__(self, text: str, *, nothing_done: bool | None = None) -> None:
+        if nothing_done is not None:
+            self.nothing_done = nothing_done
         super().__init__(text)
 
 
@@ -248,9 +251,11 @@ class RedisRights(
 
     `command` is what was refused, with its key, if that is known."""
 
+    nothing_done = True
+
     def __init__(self, text: str, command: str | None = None) -> None:
         self.command = command
-        super().__init__(text, nothing_done=True)
+        super().__init__(text)
 
 
 class NewerFormat(
@@ -262,8 +267,7 @@ class NewerFormat(
     """The timer or the db has a record format that only a later version reads, so nothing was done. Pods of that
     version answer; this one must be upgraded."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text, nothing_done=True)
+    nothing_done = True
 
 
 class Moving(
@@ -273,8 +277,7 @@ class Moving(
 ):
     """The timers are being moved to another place, or have moved there, so nothing was done."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text, nothing_done=True)
+    nothing_done = True
 
     @classmethod
     def of(cls, phase: str, place: str) -> "Moving":

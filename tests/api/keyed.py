@@ -1,6 +1,6 @@
 """API keys for tests: the header that a caller sends, and the entry that a pod is given."""
 
-from timers.access import RIGHTS, ApiKey, Right, Scope, make_key
+from timers.access import RIGHTS, ApiKey, Right, make_key
 
 
 def new_key(
@@ -11,5 +11,5 @@ def new_key(
     name: str | None = None,
 ) -> tuple[dict[str, str], ApiKey]:
     """Returns the header to send and the key as it is stored. Without prefixes the key is for all of them."""
-    secret, kept = make_key(Scope.parse(prefixes or ["*"]), frozenset(rights), rate=rate, pending=pending, name=name)
+    secret, kept = make_key(prefixes or ["*"], rights, rate=rate, pending=pending, name=name)
     return {"Authorization": f"Bearer {secret}"}, kept

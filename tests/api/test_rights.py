@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from tests.api.harness import Api, Reply, running_api
 from tests.api.keyed import new_key
 from tests.members import announce
-from timers.access import RIGHTS, ApiKey, Right, Scope, make_key
+from timers.access import RIGHTS, ApiKey, Right, make_key
 from timers.api.operations import OPERATIONS, Operation, routes_of
 from timers.api.stream import EventRoutes
 from timers.core.model import Status, Timer
@@ -45,13 +45,13 @@ async def theirs(_timer: Timer, _context: Context) -> None:
 
 def keys_of_each_right() -> Iterator[tuple[Right, str, ApiKey]]:
     for right in RIGHTS:
-        secret, kept = make_key(Scope.parse([OWN]), frozenset([right]))
+        secret, kept = make_key([OWN], [right])
         yield right, secret, kept
 
 
 KEYS: Final = list(keys_of_each_right())
 SECRETS: Final = {right: secret for right, secret, _ in KEYS}
-ALL_SECRET, ALL_KEY = make_key(Scope.parse(["*"]), frozenset(RIGHTS))
+ALL_SECRET, ALL_KEY = make_key(["*"], RIGHTS)
 ENTRIES: Final = " ".join([*(kept.entry for _, _, kept in KEYS), ALL_KEY.entry])
 
 
@@ -252,7 +252,7 @@ async def test_a_retry_takes_no_place_that_the_key_does_not_have(server: Embedde
 
 async def test_a_key_for_prefixes_alone_is_limited_to_them(server: EmbeddedServer, redis: Redis) -> None:
     await redis.ping()
-    secret, kept = make_key(Scope.parse(["*"]), frozenset(RIGHTS), most_prefixes=1)
+    secret, kept = make_key(["*"], RIGHTS, most_prefixes=1)
     async with running_api(server.url, [mine, theirs], keys=kept.entry) as api:
         new = [{"prefix": prefix, "id": "x", "delay": "1h"} for prefix in ("mine", "theirs")]
         created = await api.call("POST", "/v1/timers", new[0], headers=bearer(secret))

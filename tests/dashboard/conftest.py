@@ -11,7 +11,7 @@ from tests.api.conftest import done, own_server, redis, server
 from tests.api.harness import Api, Instead, running_api
 from tests.browser import Watched, watched
 from tests.rights import as_user, grant, refused
-from timers.access import RIGHTS, ApiKey, Scope, make_key
+from timers.access import RIGHTS, ApiKey, make_key
 from timers.core.model import Timer
 from timers.core.outcome import Fail
 from timers.embedded import EmbeddedServer
@@ -32,10 +32,10 @@ async def broken(timer: Timer, _context: Context) -> None:
 
 
 PROCESSORS = (done, mine, broken)
-EVERYTHING, EVERYTHING_KEY = make_key(Scope.parse(["*"]), frozenset(RIGHTS))
-READS, READS_KEY = make_key(Scope.parse(["mine"]), frozenset(["read"]))
-WRITES, WRITES_KEY = make_key(Scope.parse(["mine"]), frozenset(["read", "write"]))
-OPERATES, OPERATES_KEY = make_key(Scope.parse(["mine"]), frozenset(["read", "operate"]))
+EVERYTHING, EVERYTHING_KEY = make_key(["*"], RIGHTS)
+READS, READS_KEY = make_key(["mine"], ["read"])
+WRITES, WRITES_KEY = make_key(["mine"], ["read", "write"])
+OPERATES, OPERATES_KEY = make_key(["mine"], ["read", "operate"])
 KEYS: tuple[ApiKey, ...] = (EVERYTHING_KEY, READS_KEY, WRITES_KEY, OPERATES_KEY)
 
 

@@ -12,7 +12,7 @@ from redis.exceptions import NoPermissionError
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.rights import as_user, grant, refused
 from tests.waiting import patient
-from timers.access import RIGHTS, Scope, make_key
+from timers.access import RIGHTS, make_key
 from timers.client import TimerClient, client_over, open_store
 from timers.client.actions import Counts
 from timers.core.model import Status
@@ -91,7 +91,7 @@ async def test_a_run_is_rescued(fleet: Fleet, client: TimerClient) -> None:
 
 async def test_keys_signatures_and_rates_are_kept(fleet: Fleet, store: Store) -> None:
     callers = Callers(store)
-    _, key = make_key(Scope.parse(["note"]), frozenset(RIGHTS))
+    _, key = make_key(["note"], RIGHTS)
     await callers.keep(key.id, key.entry)
     assert await callers.entries() == {key.id: key.entry}
     assert await callers.revoke(key.id)

@@ -14,9 +14,7 @@ DIGEST = hashlib.sha256(b"x").hexdigest()
 
 
 def test_a_key_is_kept_without_its_secret_and_read_back_the_same() -> None:
-    secret, kept = make_key(
-        Scope.parse(["orders", "send-*"]), READ, rate="100/s", pending=5, name="x", made="2026-11-21"
-    )
+    secret, kept = make_key(["orders", "send-*"], READ, rate="100/s", pending=5, name="x", made="2026-11-21")
     assert secret.startswith(f"tmk_{kept.id}_")
     assert len(secret.split("_")[2]) * 5.95 > 250  # bits, with 62 possible characters
     assert secret.split("_")[2] not in kept.entry + repr(kept)
@@ -27,7 +25,7 @@ def test_a_key_is_kept_without_its_secret_and_read_back_the_same() -> None:
 
 
 def test_no_two_keys_are_alike() -> None:
-    made = [make_key(Scope.parse(["*"]), READ) for _ in range(100)]
+    made = [make_key(["*"], READ) for _ in range(100)]
     assert len({secret for secret, _ in made}) == len({kept.id for _, kept in made}) == 100
 
 
@@ -82,8 +80,8 @@ def test_entries_are_parted_by_commas_and_spaces() -> None:
 
 
 def test_only_the_whole_key_is_found() -> None:
-    secret, kept = make_key(Scope.parse(["*"]), READ)
-    other, other_kept = make_key(Scope.parse(["*"]), READ)
+    secret, kept = make_key(["*"], READ)
+    other, other_kept = make_key(["*"], READ)
     keys = {key.id: key for key in (kept, other_kept)}
     found = with_secret(secret.encode(), keys)
     assert found is not None
@@ -107,7 +105,7 @@ def test_a_known_id_and_an_unknown_one_take_the_same_steps(monkeypatch: pytest.M
         return real(a, b)
 
     monkeypatch.setattr(hmac, "compare_digest", watched)
-    secret, kept = make_key(Scope.parse(["*"]), READ)
+    secret, kept = make_key(["*"], READ)
     for given in (secret.encode(), f"tmk_{kept.id}_wrong".encode(), b"tmk_nobody_wrong", b"\xff", b""):
         with_secret(given, {kept.id: kept})
     assert len(seen) == 5

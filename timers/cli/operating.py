@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 from pydantic import SecretStr
 
-from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights, read_entries
+from timers.access import RIGHTS, ApiKey, make_key, read_entries
 from timers.cli import URL_NAME
 from timers.cli.shared import ExactPrefix, Of, OnlyOf, Output, cell, note, progress, run, show
 from timers.client import TimerClient
@@ -266,12 +266,9 @@ def make(
     output: Output = "table",
 ) -> None:
     """Make a key, and show it this one time. Every pod accepts it within two seconds."""
-    scope = Scope.parse(_parts(prefix or ["*"]))
+    options = {"rate": rate, "pending": pending, "most_prefixes": most_prefixes, "name": name}
     today = datetime.now(UTC).date().isoformat()
-    rights = parse_rights(_parts([right]))
-    secret, kept = make_key(
-        scope, rights, rate=rate, pending=pending, most_prefixes=most_prefixes, name=name, made=today
-    )
+    secret, kept = make_key(_parts(prefix or ["*"]), _parts([right]), **options, made=today)
     if not entry_only:
         run(lambda _, store: Callers(store).keep(kept.id, kept.entry))
     show({"key": secret, "entry": kept.entry}, output)

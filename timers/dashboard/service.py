@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights
+from timers.access import RIGHTS, ApiKey, make_key
 from timers.api.auth import acting, caller_of, nothing_of, require_visible, visible_to
 from timers.api.operations import page_at
 from timers.client.fleet import LATE_MS, PrefixView, read_obstacle, read_prefixes
@@ -266,8 +266,8 @@ def _require_admin(request: web.Request) -> None:
 def _made(form: Mapping[str, str], rights: Sequence[str]) -> tuple[str, ApiKey]:
     """A new key as the form asks for it. Raises InvalidInput."""
     return make_key(
-        Scope.parse(form.get("prefixes", "").replace(",", " ").split()),
-        parse_rights(rights),
+        form.get("prefixes", "").replace(",", " ").split(),
+        rights,
         rate=form.get("rate", "").strip() or None,
         pending=number_of(form, "pending"),
         most_prefixes=number_of(form, "most_prefixes"),
