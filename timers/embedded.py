@@ -17,10 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Literal, Self, cast
 from urllib.parse import quote
 
@@ -121,7 +120,7 @@ def find_binary(explicit: Path | None = None) -> Binary:
     )
 
 
-class EmbeddedServer:
+class EmbeddedServer(AbstractAsyncContextManager["EmbeddedServer"]):
     """A running server. `url` is for this user's processes on this machine only; `stop` keeps the data.
 
     Use as `async with await EmbeddedServer.start(data_dir) as server:`. Start it from the main thread: on Linux it ends
@@ -195,12 +194,7 @@ class EmbeddedServer:
         """Ends the server at once, as a crash would, and frees the folder."""
         self._cleanup.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
 

@@ -12,7 +12,63 @@
 The fixture `timer_lab` comes with the package's pytest plugin. `call` calls one processor, without a lab.
 """
 
-from timers.testing.call import call
+import inspect
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from unittest.mock import create_autospec
+
+from timers.core.calls import TimerCalls
+from timers.core.durations import parse_time
+from timers.core.model import Status, Timer
+from timers.logs import get_logger
+from timers.processor import BlockingContext, Context, Processor, Result
 from timers.testing.lab import LabRun, TimerLab
 
 __all__ = ["LabRun", "TimerLab", "call"]
+
+
+async def call(
+    processor: Processor,
+    *,
+    prefix: str | None = None,
+    id: str = "test",
+    payload: Any = None,
+    due_at: datetime | str | int | None = None,
+    attempt: int = 1,
+    occurrence: int = 1,
+    metadata: Mapping[str, str] | None = None,
+    state: Any = None,
+) -> Result:
+    """Call the processor for a timer with these fields. Returns what the processor returns, and raises what it raises.
+    `prefix` is the processor's own by default; `state` is what its lifespan would give. `context.timers` refuses every
+    call."""
+    refusing: Any = create_autospec(TimerCalls, instance=True)
+    for refused in (refusing.create, refusing.get, refusing.cancel):
+        refused.side_effect = AssertionError("context.timers needs a lab: see timers.testing.TimerLab")
+    now_ms = parse_time(datetime.now(UTC) if due_at is None else due_at)
+    timer = Timer(
+        prefix=prefix or processor.prefix,
+        id=id,
+        status=Status.RUNNING,
+        due_ms=now_ms,
+        version=2,
+        token=1,
+        attempt=attempt,
+        failures=attempt - 1,
+        occurrence=occurrence,
+        created_ms=now_ms,
+        updated_ms=now_ms,
+        spec={"payload": payload, "metadata": dict(metadata or {})},
+    )
+    known: dict[str, Any] = {
+        "token": timer.token,
+        "idempotency_key": timer.idempotency_key,
+        "deadline": None,
+        "log": get_logger("timers.processor"),
+        "state": state,
+        "timers": refusing,
+    }
+    result = processor.function(timer, (Context if processor.is_async else BlockingContext)(**known))
+    outcome: Result = await result if inspect.isawaitable(result) else result
+    return outcome

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import wraps
 from itertools import count
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Final, Self
 from unittest.mock import patch
 
@@ -131,9 +131,7 @@ class TimerLab:
         self.timers = client_over(self._store)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop_engine()
         self._open.close()
 
