@@ -43,11 +43,18 @@ LOOKS: Final[Mapping[int, Sequence[Literal["light", "dark"]]]] = {1200: ("light"
 HOSTILE = "\"'><script>throw 1</script><img src=x onerror=alert(1)>"
 
 
+async def fill_in(page: Page, field: str, text: str) -> None:
+    """Fill in the field that a page begins with, once it has the focus: a busy browser gives it late, and complains if
+    another element has it by then."""
+    await page.wait_for_selector(f"{field}:focus")
+    await page.fill(field, text)
+
+
 async def signed_in(api: Api, watched: Watched, key: str, path: str = "/") -> Page:
     """Sign in with the form."""
     page = watched.page
     await page.goto(f"{api.server.url}{path}")
-    await page.fill("#key", key)
+    await fill_in(page, "#key", key)
     await page.click("text=Sign in >> nth=-1")
     await page.wait_for_url(f"{api.server.url}{path}")
     return page
@@ -193,7 +200,7 @@ async def test_chosen_timers_are_cancelled_after_the_words_are_typed(guarded: Ap
     assert await page.inner_text("[data-count]") == "2 chosen"
     await page.click(".chosen >> text=Cancel")
     assert await page.is_disabled("button.danger")
-    await page.fill("#words", "cancel 2")
+    await fill_in(page, "#words", "cancel 2")
     await page.click("button.danger")
     await page.wait_for_selector("#ended")
     assert "2 done of 2" in await page.inner_text("#done")
@@ -216,7 +223,7 @@ async def test_an_action_continues_slice_by_slice_without_a_click(api: Api, watc
     await page.fill("#all-when", "2035-01-01T00:00:00Z")
     await page.click("text=Count them first")
     assert "35 timers" in await page.inner_text("#count")
-    await page.fill("#words", "reschedule 35")
+    await fill_in(page, "#words", "reschedule 35")
     await page.click("button.primary")
     await page.wait_for_selector("#ended")
     assert "35 done of 35" in await page.inner_text("#done")
@@ -229,7 +236,7 @@ async def test_a_group_of_failures_is_retried_from_its_card(working: Api, watche
     page = watched.page
     await page.goto(f"{working.server.url}/ui/failed")
     await page.click("td >> text=Retry")
-    await page.fill("#words", "retry 1")
+    await fill_in(page, "#words", "retry 1")
     await page.click("button.primary")
     await page.wait_for_selector("#ended")
 
@@ -252,7 +259,7 @@ async def test_all_failures_of_a_prefix_are_retried_from_its_card_and_then_purge
         await page.goto(api.server.url + path)
         if action == "retry":
             await page.click("text=Retry all of broken")
-        await page.fill("#words", f"{action} 3")
+        await fill_in(page, "#words", f"{action} 3")
         await page.click(f"button:text-is('{action.capitalize()} 3 timers')")
         await page.wait_for_selector("#ended")
         assert "3 done of 3" in await page.inner_text("#done")
