@@ -153,7 +153,9 @@ class EmbeddedServer(AbstractAsyncContextManager["EmbeddedServer"]):
         program = find_binary(binary)
         try:
             with ExitStack() as cleanup:
-                folder = _private_folder(data_dir.absolute())
+                folder = data_dir.absolute() / _FOLDER
+                folder.mkdir(parents=True, exist_ok=True)
+                folder.chmod(0o700)
                 cleanup.callback(os.close, _own(folder))
                 socket = _socket_path(folder)
                 cleanup.callback(_remove_socket, socket, folder)
@@ -219,13 +221,6 @@ async def reachable_url(configured: str | None, data_dir: Path) -> str:
 
 def _url(socket: Path) -> str:
     return f"unix://{quote(str(socket))}?db=0"
-
-
-def _private_folder(data_dir: Path) -> Path:
-    folder = data_dir / _FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    return folder
 
 
 def _own(folder: Path) -> int:

@@ -272,13 +272,8 @@ def make(
     if not entry_only:
         run(lambda _, store: Callers(store).keep(kept.id, kept.entry))
     show({"key": secret, "entry": kept.entry}, output)
-    note(_what_next(kept, entry_only))
-
-
-def _what_next(kept: ApiKey, entry_only: bool) -> str:
-    if entry_only:
-        return "the key is shown only once; put the entry into TIMERS_API_KEYS of every pod"
-    return f"shown only once; from now on the API requires a key; `timers keys revoke {kept.id}` revokes this one"
+    stored = f"shown only once; from now on the API requires a key; `timers keys revoke {kept.id}` revokes this one"
+    note("the key is shown only once; put the entry into TIMERS_API_KEYS of every pod" if entry_only else stored)
 
 
 @keys.command("ls")

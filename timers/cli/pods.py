@@ -93,18 +93,15 @@ def _announce(
         *([] if api is None else [f"  Dashboard  {api}/"]),
         f"  API        {api or 'not on this pod (TIMERS_ROLES)'}",
         f"  Redis      {redis}",
-        *([] if api is None else _example_call(settings, api)),
     ]
+    if api is not None:
+        lines += [
+            "",
+            "Try it with a message that is due in 5 seconds:",
+            f"  curl -i {api}/v1/timers -H 'Content-Type: application/json' -d '{_EXAMPLE}'",
+            f"Then run `timers get send-message hello`. It is written to {(settings.outbox or Path()).absolute()}",
+        ]
     typer.echo("\n".join(lines))
-
-
-def _example_call(settings: Settings, url: str) -> list[str]:
-    return [
-        "",
-        "Try it with a message that is due in 5 seconds:",
-        f"  curl -i {url}/v1/timers -H 'Content-Type: application/json' -d '{_EXAMPLE}'",
-        f"Then run `timers get send-message hello`. It is written to {(settings.outbox or Path()).absolute()}",
-    ]
 
 
 POLL_MS: Final = 100

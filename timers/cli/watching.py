@@ -6,7 +6,7 @@ import os
 import sys
 import termios
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -19,7 +19,7 @@ from rich.text import Text
 
 from timers.cli.shared import Format, cell, complete_prefixes, run
 from timers.client import TimerClient
-from timers.client.feed import Event, event_json
+from timers.client.feed import event_json
 from timers.core.durations import in_units
 from timers.core.fields import check_prefix
 from timers.core.model import Status, Timer
@@ -67,7 +67,9 @@ def watch(prefix: PrefixOption = None, output: Annotated[Format | None, typer.Op
             await _show(client, store, console, prefix if prefix is None else check_prefix(prefix))
             return
         async for event in client.events(prefix):
-            typer.echo(_line_of(event) if output == "table" or console.is_terminal else json.dumps(_as_object(event)))
+            name, data = event_json(event)
+            in_words = output == "table" or console.is_terminal
+            typer.echo(_line_of(name, data) if in_words else json.dumps({"event": name, **data}))
             sys.stdout.flush()
 
     try:
@@ -79,13 +81,7 @@ def watch(prefix: PrefixOption = None, output: Annotated[Format | None, typer.Op
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _as_object(event: Event) -> dict[str, Any]:
-    name, data = event_json(event)
-    return {"event": name, **data}
-
-
-def _line_of(event: Event) -> str:
-    name, data = event_json(event)
+def _line_of(name: str, data: Mapping[str, Any]) -> str:
     if name != "change":
         return f"-- {name} {data.get('count', '')}".rstrip()
     key = f"{data['prefix']}:{data['id']}"

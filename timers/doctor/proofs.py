@@ -164,7 +164,9 @@ async def replay(store: Store, prefixes: Iterable[str]) -> Check:
         denied, refusal = await _denied_to_default(store, wanted), ""
     except (RedisRights, Refusal) as error:
         denied, refusal = [], str(error)
-    if not (denied or refusal) or not await _has_append_only_file(store):
+    with reachable():
+        info: dict[str, Any] = await store.connections.commands.info("persistence") if denied or refusal else {}
+    if not info.get("aof_enabled"):
         return Check("replay", "ok", fine)
     hidden = f"whether the default user may write is not to be seen: {refusal}"
     return judged(
@@ -182,12 +184,6 @@ async def _denied_to_default(store: Store, commands: Sequence[str]) -> list[str]
         None,
     )
     return [command for command, answer in zip(commands, answers, strict=True) if answer != b"OK"]
-
-
-async def _has_append_only_file(store: Store) -> bool:
-    with reachable():
-        info: dict[str, Any] = await store.connections.commands.info("persistence")
-    return bool(info.get("aof_enabled"))
 
 
 def grant(store: Store, denied: Iterable[str]) -> str:
