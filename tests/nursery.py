@@ -168,7 +168,7 @@ def _become(arguments: list[str], cwd: str, environ: dict[str, str], out: int, e
 
 
 if __name__ == "__main__":
-    for name in ("cli.pods", "cli.timers", "cli.operating", "cli.watching", "dashboard.pages"):
+    for name in ("cli.pods", "cli.timers", "cli.operating", "cli.watching", "dashboard"):
         import_module(f"timers.{name}")
     for name in ("hooks", "log", "send_message", "webhook"):
         import_module(f"timers_processors.{name}")

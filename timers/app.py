@@ -29,7 +29,7 @@ from timers.api.server import (
 )
 from timers.client import TimerClient, client_of, open_redis
 from timers.client.durable import check_setting
-from timers.dashboard.pages import all_pages
+from timers.dashboard import all_pages
 from timers.dashboard.render import prepare
 from timers.dashboard.site import Guard, Parts
 from timers.embedded import EmbeddedServer

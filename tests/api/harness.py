@@ -17,7 +17,7 @@ from timers.api.body import UNVERIFIED_BYTES
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, ConnectionLimit, all_routes, application
 from timers.client import TimerClient, client_over, open_store
-from timers.dashboard.pages import all_pages
+from timers.dashboard import all_pages
 from timers.dashboard.site import Guard, Parts
 from timers.engine.pod import WorkerOptions
 from timers.engine.worker import Worker

@@ -15,7 +15,7 @@ from timers.api.answer import PROBLEMS, TYPE_ROOT
 from timers.api.openapi import document
 from timers.api.operations import OPERATIONS
 from timers.core.spec import NewTimer
-from timers.dashboard.pages import PAGES
+from timers.dashboard import PAGES
 
 HEADING = "| type | status | when |"
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference.md"

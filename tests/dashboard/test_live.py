@@ -17,7 +17,7 @@ from timers.api.server import ApiServer, application
 from timers.client import feed_of
 from timers.client.feed import Feed, Open
 from timers.core.model import Status
-from timers.dashboard.pages import LivePages
+from timers.dashboard.site import LivePages
 from timers.store.notifications import Change
 
 WORD = b"data: new\n\n"

@@ -13,7 +13,7 @@ from tests.store.acts import retrying
 from tests.waiting import eventually
 from timers.api.operations import Operation
 from timers.core.model import Status
-from timers.dashboard.pages import PAGES
+from timers.dashboard import PAGES
 
 if TYPE_CHECKING:
     from timers.core.calls import NewTimerFields, RepeatFields

@@ -12,7 +12,7 @@ from tests.dashboard.conftest import EVERYTHING, EVERYTHING_KEY, PROCESSORS, REA
 from tests.waiting import eventually
 from timers.api.auth import SIGN_INS
 from timers.api.credentials import COOKIE, SESSION_SECONDS
-from timers.dashboard.pages import PAGES
+from timers.dashboard import PAGES
 from timers.embedded import EmbeddedServer
 from timers.errors import RateLimited
 

@@ -1,5 +1,27 @@
 """The dashboard: pages for people, made on the server, with the same client, rights and scopes as the API.
 
 `site` has the frame around every page (sign-in, errors, Redis away). `overview`, `many`, `timer` and `service` are the
-pages themselves, `pages` lists them, and `render` turns them into HTML.
+pages themselves, listed here, and `render` turns them into HTML.
 """
+
+from collections.abc import Sequence
+from typing import Final
+
+from aiohttp import web
+
+from timers.api.operations import Operation, answered_by, routes_of
+from timers.dashboard.many import ManyPages
+from timers.dashboard.overview import OverviewPage
+from timers.dashboard.service import ServicePages
+from timers.dashboard.site import LivePages, Parts, SignIn
+from timers.dashboard.timer import TimerPages
+
+_KINDS: Final = (SignIn, LivePages, OverviewPage, ManyPages, TimerPages, ServicePages)
+
+PAGES: Final[Sequence[Operation]] = [page for kind in _KINDS for page in answered_by(kind).values()]
+"""Every page."""
+
+
+def all_pages(parts: Parts) -> Sequence[web.RouteDef]:
+    """The routes to add to an application."""
+    return [each for kind in _KINDS for each in routes_of(kind(parts))]

@@ -1,8 +1,11 @@
 """Owns what surrounds every page: who may see it, which page may send its forms, errors in words, the last state while
-Redis is down, and signing in."""
+Redis is down, signing in, and the stream of server-sent events that tells an open page that there is something new. The
+page then reads its live part again."""
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote
@@ -16,7 +19,9 @@ from timers.api.auth import Auth, caller_of, check_origin
 from timers.api.body import BODY_LIMIT_BYTES, read_bytes
 from timers.api.credentials import is_read_only, set_read_only
 from timers.api.operations import DASHBOARD, operation_of, page_at
+from timers.api.stream import EventRoutes, write
 from timers.client import TimerClient
+from timers.client.feed import LOG_LIMIT, FeedListener
 from timers.core.durations import in_units
 from timers.dashboard import render
 from timers.errors import Forbidden, InvalidInput, TimersError, Unauthorized, Unavailable
@@ -244,3 +249,36 @@ class SignIn:
 def _own(where: str) -> str:
     """The address if it belongs to the dashboard, else the first page. This sends nobody to another site."""
     return where if where.startswith(("/ui/", "/?")) and where.isprintable() else "/"
+
+
+LEAST_SECONDS: Final = 1.0
+"""The shortest time between two messages to a page, however much happens."""
+
+MOST_SECONDS: Final = 5.0
+"""How long a page waits without a change before it is told anyway: pods come and go, and due timers become late."""
+
+
+class LivePages(EventRoutes):
+    """`/ui/live`."""
+
+    def __init__(
+        self, parts: Parts, *, least_seconds: float = LEAST_SECONDS, most_seconds: float = MOST_SECONDS
+    ) -> None:
+        super().__init__(parts.client, linger_seconds=0.0)
+        self._least_seconds, self._most_seconds = least_seconds, most_seconds
+
+    @page_at("GET live", "read", endless=True)
+    async def live(self, request: web.Request) -> web.StreamResponse:
+        """Answers 200 with events until one side closes."""
+        return await self.stream(request)
+
+    async def _pass_on(self, listener: FeedListener, response: web.StreamResponse) -> None:
+        """Tell only that there are changes, not which."""
+        while True:
+            await write(response, b"data: new\n\n")
+            await asyncio.sleep(self._least_seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._most_seconds - self._least_seconds):
+                    if await listener.next() is None:
+                        return
+            listener.waiting(LOG_LIMIT)
