@@ -291,22 +291,23 @@ class Settings(BaseModel):
                 rule = f"secrets that are not in {_setting_name(one)}"
                 raise InvalidInput([FieldError(other, "the given value", rule)])
 
+    def length(self, field: str) -> str:
+        """A setting that holds a length, as a person would write it."""
+        ms: int | None = getattr(self, field)
+        return _LENGTHLESS[field] if ms is None else str(Duration.of_ms(ms))
+
     @property
     def fleet_wide(self) -> dict[str, str]:
         """The settings that should be the same on all pods, by name, with the outbox if messages may go there."""
         fields = ("lease_ms", "retention_ms", "retention_failed_ms", "edit_lock_ms", "adopt_every_ms")
-        given = {field: getattr(self, field) for field in fields}
-        reported = {
-            _setting_name(field): LENGTHLESS[field] if value is None else str(Duration.of_ms(value))
-            for field, value in given.items()
-        }
+        reported = {_setting_name(field): self.length(field) for field in fields}
         reported[_setting_name("durability")] = self.durability or ("fast" if self.ledger_url is None else "ledger")
         if self.outbox is not None and None in (self.smtp_url, self.sms_url):
             reported[_setting_name("outbox")] = str(self.outbox)
         return reported
 
 
-LENGTHLESS: Final = {"retention_failed_ms": "forever", "adopt_every_ms": "off"}
+_LENGTHLESS: Final = {"retention_failed_ms": "forever", "adopt_every_ms": "off"}
 """The word for None in the settings that hold a length."""
 
 _FIELDS: Final = {_setting_name(field): field for field in Settings.model_fields}

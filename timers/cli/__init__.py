@@ -72,16 +72,8 @@ _OPTIONS: Final = {
     "tags": "--tag",
     "prefixes": "--prefix",
     "rights": "--right",
-    **{
-        name: f"--{name.replace('_', '-')}"
-        for name in (
-            *("payload", "repeat", "retry", "missed", "timeout", "metadata", "batch", "if_exists", "durability"),
-            *("remove", "rate", "pending", "most_prefixes", "name"),
-            *("status", "tag", "due_after", "due_before", "limit", "cursor", "from", "to"),
-        )
-    },
 }
-"""The names of a timer's fields on the command line."""
+"""The names of fields on the command line. Any other field `like_this` is the option `--like-this`."""
 
 _TRACING: Final = "opentelemetry"
 """What redis-py imports if it is installed, for metrics that it keeps only if a program asks: an eighth of the time of
@@ -172,7 +164,8 @@ def main() -> None:
 
 def _as_option(error: FieldError) -> FieldError:
     field, dot, rest = error.field.removeprefix("filter.").partition(".")
-    return FieldError(_OPTIONS.get(field, field) + dot + rest, error.value, error.accepted)
+    option = f"--{field.replace('_', '-')}" if field.isidentifier() and field.islower() else field
+    return FieldError(_OPTIONS.get(field, option) + dot + rest, error.value, error.accepted)
 
 
 def _fail(reason: str, code: int) -> NoReturn:

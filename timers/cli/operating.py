@@ -15,14 +15,13 @@ from timers.cli.shared import ExactPrefix, Of, OnlyOf, Output, cell, note, progr
 from timers.client import TimerClient
 from timers.client.actions import Replayed, arm_again, preview
 from timers.client.opening import open_ledger
-from timers.core.durations import Duration
 from timers.core.limits import Rate
 from timers.doctor.checks import Check
 from timers.doctor.examining import examine, unreachable
 from timers.embedded import reachable_url
 from timers.errors import ConfigurationError, InvalidInput, Unavailable
 from timers.processor import Registry, find
-from timers.settings import LENGTHLESS, SETTING_NAMES, Settings, load_settings, load_worker_settings, setting_origins
+from timers.settings import SETTING_NAMES, Settings, load_settings, load_worker_settings, setting_origins
 from timers.store.callers import REVOKED, Callers
 from timers.store.filters import Filter
 from timers.store.servers.connect import connect
@@ -220,14 +219,14 @@ def _processors(settings: Settings) -> list[dict[str, Any]]:
 def _setting_texts(settings: Settings) -> dict[str, str | None]:
     """The settings by name, as a person would write them. Secrets are `***`; a setting that is not set is None."""
     texts = {
-        name: _setting_text(getattr(settings, field), is_length=field.endswith("_ms")) or LENGTHLESS.get(field)
+        name: settings.length(field) if field.endswith("_ms") else _setting_text(getattr(settings, field))
         for name, field in zip(SETTING_NAMES, Settings.model_fields, strict=True)
     }
     builtin = "all" if settings.builtin is None else texts["TIMERS_BUILTIN"] or "none"
     return {**texts, URL_NAME: settings.redacted_redis_url, "TIMERS_BUILTIN": builtin}
 
 
-def _setting_text(value: object, *, is_length: bool = False) -> str | None:
+def _setting_text(value: object) -> str | None:
     match value:
         case None:
             return None
@@ -235,8 +234,6 @@ def _setting_text(value: object, *, is_length: bool = False) -> str | None:
             return "***"
         case bool():
             return str(int(value))
-        case int() if is_length:
-            return str(Duration.of_ms(value))
         case (str() as prefix, SecretStr()):
             return f"{prefix}=***" if prefix else "***"
         case tuple():
