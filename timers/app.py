@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -44,6 +44,7 @@ from timers.processor import DISTRIBUTION, Registry, load
 from timers.setting_values import redacted
 from timers.settings import Settings
 from timers.store.callers import Callers
+from timers.store.cooperative import set_within
 from timers.store.membership import VERSION, Member, Membership
 from timers.store.store import Store
 
@@ -125,8 +126,7 @@ async def _reached(url: str, settings: Settings, stopping: Stopping) -> Store | 
                 if "api" in settings.roles:
                     await _api(settings, waiting_application(), ends)
                 await _probes(settings, waiting_application(), ends)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stopping.asked.wait(), TRY_AGAIN_SECONDS)
+            await set_within(stopping.asked, TRY_AGAIN_SECONDS)
         return None
 
 
@@ -143,8 +143,7 @@ async def _checked(ledger: "Database", store: Store, settings: Settings, stoppin
         except LedgerUnavailable as error:
             if time.monotonic() - began >= settings.start_timeout_ms / 1000:
                 raise ConfigurationError(f"TIMERS_LEDGER_URL: {error}") from error
-        with suppress(TimeoutError):
-            await asyncio.wait_for(stopping.asked.wait(), TRY_AGAIN_SECONDS)
+        await set_within(stopping.asked, TRY_AGAIN_SECONDS)
     return None
 
 

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final
 
 import typer
@@ -24,6 +24,7 @@ from timers.engine.worker import Worker
 from timers.errors import TimersError
 from timers.processor import Context, Registry, processor
 from timers.settings import load_worker_settings
+from timers.store.cooperative import set_within
 from timers.store.store import Arming, Store
 
 ROUND_TRIPS: Final = 200
@@ -128,8 +129,7 @@ class _Bench(Observer):
         await self._arm(prefix, first_ms, step_ms)
         due_at = time.monotonic() + store.clock.seconds_until(first_ms)
         last_at = due_at + self.timers * step_ms / 1000
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._all_ended.wait(), last_at - time.monotonic() + WAIT_LIMIT_SECONDS)
+        await set_within(self._all_ended, last_at - time.monotonic() + WAIT_LIMIT_SECONDS)
         return due_at
 
     async def _arm(self, prefix: str, first_ms: float, step_ms: float) -> None:
