@@ -27,7 +27,7 @@ from timers.cli.shared import (
 from timers.client import BATCH_LIMIT, Armed, TimerClient
 from timers.client.actions import Counts
 from timers.client.fleet import read_story
-from timers.core.fields import decode, decode_lines
+from timers.core.fields import decode, decode_lines, decode_text
 from timers.core.model import Timer
 from timers.core.shapes import Action
 from timers.core.spec import NewTimer, TimerChange
@@ -236,7 +236,7 @@ def _fields(
     """The fields that are given, as in the API."""
     given = {
         **more,
-        "payload": _json(payload, "payload"),
+        "payload": None if payload is None else decode_text(payload, "payload"),
         "repeat": _json_or(repeat, "repeat", lambda text: {"cron" if " " in text.strip() else "every": text}),
         "retry": _json_or(retry, "retry", _retry),
         "tags": tags,
@@ -257,17 +257,10 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _json_or(text: str | None, field: str, short: Callable[[str], Any]) -> Any:
-    """JSON if it is an object, otherwise what the short form means."""
-    return _json(text, field) if text is None or text.startswith("{") else short(text)
-
-
-def _json(text: str | None, field: str) -> Any:
+    """JSON if it is an object, otherwise what the short form means; None stays."""
     if text is None:
         return None
-    try:
-        return decode(text.encode(errors="surrogateescape"))
-    except ValueError as error:
-        raise InvalidInput.of(field, text, f"JSON ({error})") from None
+    return decode_text(text, field) if text.startswith("{") else short(text)
 
 
 def _create_all(timers: Sequence[Any], output: Format) -> None:

@@ -80,6 +80,14 @@ def decode(raw: bytes | str) -> Any:
     return from_json(raw, allow_inf_nan=False)
 
 
+def decode_text(text: str, field: str) -> Any:
+    """The value of JSON that a person wrote into a field. Raises InvalidInput."""
+    try:
+        return decode(text.encode(errors="surrogateescape"))
+    except ValueError as error:
+        raise InvalidInput.of(field, text, f"JSON ({error})") from None
+
+
 def decode_lines(raw: bytes) -> list[Any]:
     """JSON values, one a line (NDJSON). A line that is not JSON becomes an InvalidInput in the list. Empty lines are
     skipped."""

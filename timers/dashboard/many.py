@@ -17,11 +17,11 @@ from timers.api.auth import acting, nothing_of, visible_to
 from timers.api.operations import page_at
 from timers.client.actions import TAKES, BulkAction, Counts, check_action
 from timers.core.answers import ActionAnswer
-from timers.core.fields import decode
+from timers.core.fields import decode_text
 from timers.core.model import Status, Timer
 from timers.dashboard.site import Parts, paged, pairs_of, show
 from timers.dashboard.timer import due_of
-from timers.errors import FieldError, InvalidInput, shown
+from timers.errors import InvalidInput
 from timers.store.filters import Filter, Visible
 from timers.store.keys import identity_of
 from timers.store.listing import ORDER, Page, read_page
@@ -123,10 +123,7 @@ class BulkRequest:
     def asked(self, cursor: str | None = None) -> BulkAction:
         """The action to carry out from a cursor on. Raises InvalidInput."""
         due = due_of(self.when) if self.when else {}
-        try:
-            changes = decode(self.changes.encode("utf-8", "replace")) if self.action == "change" else None
-        except ValueError as error:
-            raise InvalidInput([FieldError("changes", shown(self.changes), f"JSON ({error})")]) from None
+        changes = decode_text(self.changes, "changes") if self.action == "change" else None
         given = {"action": self.action, "filter": self.filter, "changes": changes, "cursor": cursor, **due}
         return BulkAction.parse(given)
 

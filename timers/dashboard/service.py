@@ -251,10 +251,8 @@ async def _worst_first(store: Store) -> list[PrefixView]:
         failed = view.counts.get(Status.FAILED, 0) + view.counts.get(Status.UNHANDLED, 0)
         return is_late, failed, view.counts.get(Status.RETRYING, 0)
 
-    worst = [(found, view) async for view in cooperatively(views) if any(found := trouble(view))]
-    worst.sort(key=lambda each: each[0], reverse=True)
-    bad = {view.prefix for _, view in worst}
-    return [view for _, view in worst] + [view for view in views if view.prefix not in bad]
+    found = [(trouble(view), view) async for view in cooperatively(views)]
+    return [view for _, view in sorted(found, key=lambda each: each[0], reverse=True)]
 
 
 def _require_admin(request: web.Request) -> None:

@@ -10,12 +10,12 @@ from timers.api.operations import page_at
 from timers.client.fleet import read_story
 from timers.core.decide import next_occurrence
 from timers.core.explain import PUNCTUAL_MS, attempts
-from timers.core.fields import decode
+from timers.core.fields import decode_text
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.dashboard.render import pretty, redirect
 from timers.dashboard.site import Parts, form_of, number_of, show
-from timers.errors import FieldError, InvalidInput, Refused, TimersError, shown
+from timers.errors import InvalidInput, Refused, TimersError, shown
 
 OCCURRENCES: Final = 10
 NEW_FIELDS: Final = ("prefix", "id", "when", "payload", "repeat", "retry", "missed", "timeout", "tags", "metadata")
@@ -193,12 +193,7 @@ def _spec(form: Mapping[str, str], names: Sequence[str], *, emptied: bool = Fals
 def _value(name: str, text: str) -> Any:
     if name == "tags":
         return [tag.strip() for tag in text.split(",") if tag.strip()]
-    if name not in _JSON_FIELDS and not text.startswith("{"):
-        return text
-    try:
-        return decode(text.encode("utf-8", "replace"))
-    except ValueError as error:
-        raise InvalidInput([FieldError(name, shown(text), f"JSON ({error})")]) from None
+    return decode_text(text, name) if name in _JSON_FIELDS or text.startswith("{") else text
 
 
 def _form(
