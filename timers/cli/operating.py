@@ -21,6 +21,7 @@ from timers.doctor.examining import examine, unreachable
 from timers.embedded import reachable_url
 from timers.errors import ConfigurationError, InvalidInput, Unavailable
 from timers.processor import Registry, find
+from timers.setting_values import parts
 from timers.settings import SETTING_NAMES, Settings, load_settings, load_worker_settings, setting_origins
 from timers.store.callers import REVOKED, Callers
 from timers.store.filters import Filter
@@ -265,7 +266,7 @@ def make(
     """Make a key, and show it this one time. Every pod accepts it within two seconds."""
     options = {"rate": rate, "pending": pending, "most_prefixes": most_prefixes, "name": name}
     today = datetime.now(UTC).date().isoformat()
-    secret, kept = make_key(_parts(prefix or ["*"]), _parts([right]), **options, made=today)
+    secret, kept = make_key(parts(",".join(prefix or "*")), parts(right), **options, made=today)
     if not entry_only:
         run(lambda _, store: Callers(store).keep(kept.id, kept.entry))
     show({"key": secret, "entry": kept.entry}, output)
@@ -310,7 +311,3 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's i
         raise InvalidInput.of("ID", "a whole key", "its id only: the part between tmk_ and the next _")
     if not run(lambda _, store: Callers(store).revoke(key_id)):
         note(f"Redis had no key {key_id!r}; if TIMERS_API_KEYS has one, it is refused from now on")
-
-
-def _parts(given: Sequence[str]) -> list[str]:
-    return [part.strip() for text in given for part in text.split(",") if part.strip()]

@@ -16,6 +16,7 @@ from timers.core.spec import NewTimer, TimerChange
 from timers.dashboard.render import pretty, redirect
 from timers.dashboard.site import Parts, form_of, number_of, show
 from timers.errors import InvalidInput, Refused, TimersError, shown
+from timers.setting_values import parts
 
 OCCURRENCES: Final = 10
 NEW_FIELDS: Final = ("prefix", "id", "when", "payload", "repeat", "retry", "missed", "timeout", "tags", "metadata")
@@ -192,7 +193,7 @@ def _spec(form: Mapping[str, str], names: Sequence[str], *, emptied: bool = Fals
 
 def _value(name: str, text: str) -> Any:
     if name == "tags":
-        return [tag.strip() for tag in text.split(",") if tag.strip()]
+        return parts(text)
     return decode_text(text, name) if name in _JSON_FIELDS or text.startswith("{") else text
 
 
