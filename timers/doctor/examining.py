@@ -70,19 +70,16 @@ async def examine(
     try:
         durable = await durability_check(store, roster.members, has_ledger=ledger is not None)
         data = await _data(store, acknowledge=acknowledge)
-        return [
-            *found,
-            durable,
-            data,
-            *await _work(store, roster, fix=fix, progress=progress),
-            *await _ledger(store, ledger),
-        ]
+        checks = [*found, durable, data, *await _work(store, roster, fix=fix, progress=progress)]
+        if ledger is not None:
+            from timers.doctor.ledger import check_ledger  # noqa: PLC0415 (what it needs is an extra)
+
+            checks.append(await check_ledger(store, ledger))
     except (ConfigurationError, Unavailable, Refusal) as error:
         repair = "see the findings above; if the db belongs to another service, correct TIMERS_REDIS_URL"
-        return [
-            *found,
-            Check("data", "fail", f"the db cannot be used: {error}", "pods and callers are refused", repair),
-        ]
+        said = f"the db cannot be used: {error}"
+        return [*found, Check("data", "fail", said, "pods and callers are refused", repair)]
+    return checks
 
 
 def unreachable(error: Unavailable) -> Check:
@@ -99,14 +96,6 @@ def unacknowledged(store: Store) -> list[str]:
     acknowledged."""
     known = [*map(str, store.identity.losses.values()), *filter(None, [store.identity.foreign])]
     return [f"{what}; acknowledge it with `timers doctor --acknowledge`" for what in known]
-
-
-async def _ledger(store: Store, ledger: "Database | None") -> list[Check]:
-    if ledger is None:
-        return []
-    from timers.doctor.ledger import check_ledger  # noqa: PLC0415 (what it needs is an extra)
-
-    return [await check_ledger(store, ledger)]
 
 
 async def _roster(store: Store) -> Roster:
