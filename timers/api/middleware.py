@@ -113,7 +113,8 @@ class Deadlines:
     def _expire_due(self) -> None:
         """Cancel the requests whose deadlines are over, and come again when the next one is."""
         self._next_expiry, loop = None, asyncio.get_running_loop()
-        for task in [task for task, at in self._running.items() if at <= loop.time()]:
+        now = loop.time()
+        for task in [task for task, at in self._running.items() if at <= now]:
             self.end(task)
             self._expired.add(task)
             task.cancel()

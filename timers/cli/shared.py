@@ -147,21 +147,15 @@ Id = Annotated[str | None, _ID]
 ExactPrefix = Annotated[
     str, typer.Argument(help="Which prefix, exactly.", show_default=False, autocompletion=complete_prefixes)
 ]
-Of = Annotated[
-    str | None,
-    typer.Option(
-        "--prefix",
-        metavar="PREFIX",
-        help="All with this prefix; login-* matches several.",
-        autocompletion=complete_prefixes,
-    ),
-]
-OnlyOf = Annotated[
-    str | None,
-    typer.Option(
-        "--prefix", metavar="PREFIX", help="Only timers of this prefix; login-* …", autocompletion=complete_prefixes
-    ),
-]
+
+
+def prefix_option(said: str) -> Any:
+    """`--prefix` with this help."""
+    return typer.Option("--prefix", metavar="PREFIX", help=said, autocompletion=complete_prefixes)
+
+
+Of = Annotated[str | None, prefix_option("All with this prefix; login-* matches several.")]
+OnlyOf = Annotated[str | None, prefix_option("Only timers of this prefix; login-* …")]
 WithStatus = Annotated[
     list[str] | None,
     typer.Option("--status", metavar="STATUS", help="All with this status; repeatable.", autocompletion=_statuses),

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from timers.cli.shared import Format, cell, complete_prefixes, run
+from timers.cli.shared import Format, cell, prefix_option, run
 from timers.client import TimerClient
 from timers.client.feed import event_json
 from timers.core.durations import in_units
@@ -49,14 +49,12 @@ _QUIT, _PAUSE = "q", "p"
 
 app = typer.Typer()
 
-PrefixOption = Annotated[
-    str | None,
-    typer.Option("--prefix", metavar="PREFIX", help="Only timers of this prefix.", autocompletion=complete_prefixes),
-]
-
 
 @app.command()
-def watch(prefix: PrefixOption = None, output: Annotated[Format | None, typer.Option("-o", "--output")] = None) -> None:
+def watch(
+    prefix: Annotated[str | None, prefix_option("Only timers of this prefix.")] = None,
+    output: Annotated[Format | None, typer.Option("-o", "--output")] = None,
+) -> None:
     """Show a live view on a terminal: q quits, p pauses. If the output is not a terminal, or with -o, print a line or a
     JSON object for each change until Ctrl-C."""
     console = Console()
