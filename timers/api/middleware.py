@@ -84,21 +84,22 @@ class Deadlines:
         # Streams have no end. Public calls do not wait for Redis, except readiness, which has its own time limit.
         if operation is not None and (operation.right is None or operation.is_endless):
             return await handler(request)
-        request[_DEADLINES], cancelled_before = self, request.task.cancelling()
-        self.begin(request.task)
+        task, request[_DEADLINES] = request.task, self
+        cancelled_before = task.cancelling()
+        self.begin(task)
         try:
             return await handler(request)
         except (asyncio.CancelledError, TimeoutError) as error:
             # Others may have cancelled the request too; their cancellation continues.
-            is_ours = request.task in self._expired and request.task.cancelling() - 1 <= cancelled_before
+            is_ours = task in self._expired and task.cancelling() - 1 <= cancelled_before
             if isinstance(error, asyncio.CancelledError) and not is_ours:
                 raise
             raise Unavailable(f"Redis did not answer within {self._seconds:g} seconds") from None
         finally:
-            self.end(request.task)
-            if request.task in self._expired:
-                self._expired.remove(request.task)
-                request.task.uncancel()
+            self.end(task)
+            if task in self._expired:
+                self._expired.remove(task)
+                task.uncancel()
 
     def begin(self, task: asyncio.Task[Any]) -> None:
         """Start the deadline of a request, or start it anew."""
