@@ -213,8 +213,8 @@ def content(
         raise Fail("template: TIMERS_TEMPLATES is not set")
     values = {**payload, **found}
     text = templates.text(name, values)
-    own = None if "subject" in payload else templates.subject(name, values)
-    return subject if own is None else " ".join(own.split()), text, templates.html(name, values)
+    own = None if "subject" in payload else templates.beside(f"{name}.subject.txt", values)
+    return subject if own is None else " ".join(own.split()), text, templates.beside(f"{name}.html", values)
 
 
 def render(payload: Mapping[str, Any], found: Mapping[str, Any] = MappingProxyType({})) -> tuple[str, str]:

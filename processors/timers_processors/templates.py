@@ -36,17 +36,10 @@ class Templates:
         """The filled-in text. Raises Fail if there is no such template, or if it cannot be filled in."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise Fail(f"template: {str(name)[:100]!r} is not a name of letters, digits, '_', '-', '.' and '/'")
-        found = self._rendered(f"{name}.txt", values)
+        found = self.beside(f"{name}.txt", values)
         if found is None:
             raise Fail(f"template: there is no {name}.txt in TIMERS_TEMPLATES")
         return found
-
-    def html(self, name: str, values: Mapping[str, Any]) -> str | None:
-        """The HTML that belongs to the text, if there is any. Raises Fail if it cannot be filled in."""
-        return self._rendered(f"{name}.html", values)
-
-    def subject(self, name: str, values: Mapping[str, Any]) -> str | None:
-        return self._rendered(f"{name}.subject.txt", values)
 
     def _find(self, file: str) -> Any:
         try:
@@ -54,7 +47,9 @@ class Templates:
         except TemplateNotFound:
             return None
 
-    def _rendered(self, file: str, values: Mapping[str, Any]) -> str | None:
+    def beside(self, file: str, values: Mapping[str, Any]) -> str | None:
+        """The filled-in file that belongs to a text, such as its HTML, if there is any. Raises Fail if it cannot be
+        filled in."""
         try:
             template = self._find(file)
             if template is None:
