@@ -16,7 +16,7 @@ from timers.client import open_store as open_on
 from timers.store.store import Store
 from timers.testing.fake import fake_connections
 
-BATCH = 200
+BATCH = 125
 OF_A_BATCH = 20
 """Commands of a step beside those of each timer; ours here among them."""
 

@@ -23,7 +23,7 @@ TOUCH_LIMIT: Final = 500
 """Trigger keys touched, and queues or leases checked, in one call: a few milliseconds, and few enough events for a
 fast subscriber not to be cut off."""
 
-ARM_LIMIT: Final = 250
+ARM_LIMIT: Final = 125
 """Timers armed by one script call, so that it does not hold the server up."""
 
 FOUNDING_TRIES: Final = 5
