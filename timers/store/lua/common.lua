@@ -97,8 +97,7 @@ end
 -- The record: a head, then lines of JSON and of history, which are never decoded here (PROTOCOL.md has both formats of the head). It
 -- keeps its format here; only what a pod writes anew, at `arm` and `settle`, has the newest that all pods read.
 local HEAD, HEAD_BYTES = '>I4I4I4I4I8I8I8', 43
-local STATUSES = {s = 's', w = 's', r = 'r', c = 'c', f = 'f', u = 'u', x = 'x'}
-local TEXT = '^1 (%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) %d+\n()'
+local TEXT = '^1 ([swrcfux]) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) %d+\n()'
 
 local function parse_text(raw)
   local status, version, token, attempt, failures, occurrence, due, created, body = string.match(raw, TEXT)
@@ -112,20 +111,21 @@ local function parse_text(raw)
 end
 
 local function parse_head(raw)
-  if #raw < HEAD_BYTES then return nil, 'not a record' end
+  local status = string.match(raw, '^2 ([swrcfux])')
+  if not status or #raw < HEAD_BYTES then return nil, 'not a record' end
   local version, attempt, failures, occurrence, token, created, due = struct.unpack(HEAD, raw, 4)
   if due >= LATEST or created >= LATEST then return nil, 'not a record' end
-  return {format = 2, status = string.sub(raw, 3, 3), version = version, attempt = attempt, failures = failures,
+  return {format = 2, status = status, version = version, attempt = attempt, failures = failures,
           occurrence = occurrence, token = token, created = created, due = due, raw = raw, from = HEAD_BYTES + 1}
 end
 
 local function parse(raw)
   if not raw then return nil, 'no record' end
   local r, trouble = (string.sub(raw, 1, 2) == '2 ' and parse_head or parse_text)(raw)
-  local status = r and STATUSES[r.status]
-  if not status then return nil, trouble or 'not a record' end
+  if not r then return nil, trouble end
   -- `w` is scheduled, but also waits for its bare key: no claim takes it. Any change of the timer lets it go.
-  r.waits, r.status = r.status == 'w', status
+  r.waits = r.status == 'w'
+  if r.waits then r.status = 's' end
   return r
 end
 
@@ -160,12 +160,12 @@ end
 -- `hooks` once. No hook asks for the service's own timers, `timers.…`, because they are the calls.
 local OUTBOX_LIMIT = 1000000     -- with so many entries that no pod has taken, further changes are only counted
 local hooks = nil
--- Events by cause, where the status does not say them; '' means no event.
-local TOLD = {completed = 'c', skipped = 'c', failed = 'f', retry = 't', snoozed = '', ['handed-back'] = '',
-              ['bare-due'] = '', imported = '', purged = ''}
 local function post(member, r, said, raw)
   if string.sub(member, 1, 7) == 'timers.' then return end
-  local letter = TOLD[string.match(said, '^%S+')] or (r.status == 's' or r.status == 'w') and 'a' or r.status
+  -- Events by cause, where the status does not say them; '' means no event.
+  local told = {completed = 'c', skipped = 'c', failed = 'f', retry = 't', snoozed = '', ['handed-back'] = '',
+                ['bare-due'] = '', imported = '', purged = ''}
+  local letter = told[string.match(said, '^%S+')] or (r.status == 's' or r.status == 'w') and 'a' or r.status
   if letter == '' or not asks(hooks, letter, string.match(member, '^[^:]*')) then return end
   local outbox = root .. 'outbox'
   local waiting = call('XLEN', outbox)
@@ -253,16 +253,17 @@ local function put(member, r, said, raw)
   return raw
 end
 
-local function write(member, r)
-  local head
+local function compose(r)
+  local body = body_of(r) .. (r.added or '')
   if r.format == 2 then
-    head = '2 ' .. r.status .. struct.pack(HEAD, r.version, r.attempt, r.failures, r.occurrence, r.token, r.created, r.due)
-  else
-    head = string.format('1 %s %d %d %d %d %d %d %d %d\n',
-      r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.version - 1)
+    return '2 ' .. r.status
+      .. struct.pack(HEAD, r.version, r.attempt, r.failures, r.occurrence, r.token, r.created, r.due) .. body
   end
-  return put(member, r, r.said or 'created', head .. body_of(r) .. (r.added or ''))
+  return string.format('1 %s %d %d %d %d %d %d %d %d\n',
+    r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.version - 1) .. body
 end
+
+local function write(member, r) return put(member, r, r.said or 'created', compose(r)) end
 
 -- Replace the spec and/or the progress; nil keeps what is there.
 local function set_body(r, spec, progress)
@@ -430,8 +431,8 @@ local function last_ordinal(queue, at)
   return math.min(math.floor((last - at) * ORDINALS + 0.5), ORDINALS - 2)
 end
 
--- Put a timer into the due index, behind all others of the same millisecond. The entries of a queue are written together, by
--- `flush`.
+-- Put a timer into the due index, behind all others of the same millisecond. Answers its due time as text. The entries of a queue
+-- are written together, by `flush`.
 local entries = {}
 local function first_entry(prefix)
   entries[prefix] = {key = queue_key(prefix), first = math.huge, last = {}}
@@ -440,9 +441,8 @@ end
 
 local function enqueue(prefix, id, due)
   local queue = entries[prefix] or first_entry(prefix)
-  local ordinal, at = queue.last[due], nil
+  local ordinal, at = queue.last[due], text(due)
   if not ordinal then
-    at = text(due)
     ordinal = last_ordinal(queue.key, at)
     queue.first = math.min(queue.first, due + (ordinal + 1) / ORDINALS)
   end
@@ -452,6 +452,7 @@ local function enqueue(prefix, id, due)
   -- Four digits tell the fractions apart: at these times a double next to them is the fraction itself.
   queue[n + 1] = ordinal == 0 and at or string.format('%d.%04d', due, ordinal / ORDINALS * 10000)
   queue[n + 2] = id
+  return at
 end
 
 local function flush(prefix)
