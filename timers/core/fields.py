@@ -25,7 +25,8 @@ class StrictModel(BaseModel):
     def parse(cls, value: object) -> Self:
         """Make the model from plain data; raises InvalidInput that names each bad field."""
         try:
-            return cls.model_validate(value)
+            # Not `model_validate`, which takes a tenth longer.
+            return cls.__pydantic_validator__.validate_python(value)  # type: ignore[no-any-return]  # untyped there
         except ValidationError as error:
             found = invalid_input(error)
         named = {each.field for each in found.errors}

@@ -206,16 +206,13 @@ def encode_end(timer: Timer, after: Transition, *, pod: str, timings: str, form:
     return b"".join((line, head, spec, b"\n", begun, stored.latest(version - 1)))
 
 
-_UNTRIED: Final = (1, 0, 0, 0, 1)
-"""Version, token, attempt, failures and occurrence of a new timer."""
-
-
 def new_record(
     prefix: str, timer_id: str, *, due_ms: int, created_ms: int, spec: Mapping[str, Any], progress: Progress
 ) -> Timer:
-    """The timer of the record that `arm` makes for a free identity: what `decode` would read from it."""
-    named = (prefix, timer_id, Status.SCHEDULED, due_ms)
-    return Timer(*named, *_UNTRIED, created_ms, created_ms, spec, progress, None, StoredHistory(created_ms, 1))
+    """The timer of the record that `arm` makes for a free identity: what `decode` would read from it. Its version and
+    occurrence are 1; its token, attempt and failures are 0."""
+    at, history = created_ms, StoredHistory(created_ms, 1)
+    return Timer(prefix, timer_id, Status.SCHEDULED, due_ms, 1, 0, 0, 0, 1, at, at, spec, progress, None, history)
 
 
 def _salvaged(prefix: str, timer_id: str, raw: bytes, lease: Lease | None, reason: str) -> Timer | None:
