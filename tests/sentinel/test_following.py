@@ -58,7 +58,7 @@ class Arms:
     async def _run(self) -> None:
         for number in range(1_000_000):
             try:
-                await self._store.arm_one(arming(str(number), due=LATER))
+                await self._store.arm([arming(str(number), due=LATER)])
                 self.acknowledged.append(str(number))
             except Unavailable:
                 self.failures += 1

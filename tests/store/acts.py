@@ -24,7 +24,7 @@ def arming(timer_id: str = "a", *, due: str = "+0", spec: dict[str, Any] | None 
 
 async def put(store: Store, timer_id: str = "a", **more: Any) -> Reply:
     """Arm one timer."""
-    return await store.arm_one(arming(timer_id, **more))
+    return (await store.arm([arming(timer_id, **more)]))[0]
 
 
 async def armed(store: Store, timer_id: str = "a", **more: Any) -> Timer:

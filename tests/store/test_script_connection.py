@@ -142,7 +142,7 @@ async def test_a_server_that_hung_up_meanwhile_is_called_again(redis: Redis, con
     await redis.client_kill_filter(skipme=True, _type="normal")
 
     async def heard() -> bool:
-        return connection._wire is not None and not connection._wire.is_open
+        return connection._wire is not None and connection._wire.has_ended()
 
     await eventually(heard, "the end has arrived here")
     assert await echoed(connection, "b") == "b"
@@ -214,7 +214,7 @@ async def test_a_late_answer_ends_the_connection_also_if_nobody_waits_for_it(rea
         asked.cancel()
 
         async def ended() -> bool:
-            return not wire.is_open
+            return wire.has_ended()
 
         await eventually(ended, "the connection has ended")
     finally:

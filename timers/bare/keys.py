@@ -166,7 +166,7 @@ class BareKeys:
     async def _run(self, script: str, reports: Mapping[Identity, tuple[object, ...]]) -> dict[Identity, str]:
         """Run a script with three words for each key. Returns the code for each."""
         lines = ["\n".join(map(str, (*identity, *what))) for identity, what in reports.items()]
-        codes = await self.store.run_lines(f"bare/{script}", list(reports), lines)
+        codes, _ = await self.store.run_lines(f"bare/{script}", list(reports), lines)
         return {identity: code.decode() for identity, (code,) in zip(reports, codes, strict=True)}
 
 

@@ -144,8 +144,7 @@ class TimerClient(Timers):
             arm = self._ledger.arm
         elif self._durability == "ledger":
             self._durability = "fast"
-        alone = None if self._ledger else partial(store.arm_one, edit_lock_ms=self._edit_lock_ms)
-        self._group_commit = GroupCommit(store, arm, alone)
+        self._group_commit = GroupCommit(store, arm)
         return store
 
     async def __aenter__(self) -> Self:
@@ -230,12 +229,12 @@ class TimerClient(Timers):
             if self._ledger is None:
                 raise
             refused = {}
-        if refused:
-            planned = [refused.get(p.prefix, p) if isinstance(p, Arming) else p for p in planned]
         levels = {p.durability for p in planned if isinstance(p, Arming)}
         lacks = {level: error for level in levels if (error := await self._lacks(level))}
-        if lacks:
-            planned = [lacks.get(p.durability, p) if isinstance(p, Arming) else p for p in planned]
+        if refused or lacks:
+            planned = [
+                refused.get(p.prefix) or lacks.get(p.durability) or p if isinstance(p, Arming) else p for p in planned
+            ]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
         answers = iter(await self._group_commit.arm_each(armings, self._quota))
         return [tried(armed, next(answers), p, self._quota) if isinstance(p, Arming) else p for p in planned]

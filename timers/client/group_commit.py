@@ -28,10 +28,9 @@ so that those that wait only for Redis wait for nothing else."""
 class GroupCommit:
     """The arms of one client."""
 
-    def __init__(self, store: Store, arm_all: ArmAll, alone: Callable[[Arming], Awaitable[Reply]] | None) -> None:
-        """`arm_all` arms several timers of one durability; `alone` a fast one that nothing holds up, if there is a
-        shorter way for it."""
-        self._store, self.arm_all, self._alone = store, arm_all, alone
+    def __init__(self, store: Store, arm_all: ArmAll) -> None:
+        """`arm_all` arms timers of one durability."""
+        self._store, self.arm_all = store, arm_all
         self._waiting: defaultdict[_Group, list[_Waiting]] = defaultdict(list)
         self._busy: dict[_Group, asyncio.Task[None] | None] = {}
 
@@ -46,9 +45,7 @@ class GroupCommit:
             return await answer
         self._busy[group] = None
         try:
-            if quota is not None or self._alone is None or arming.durability != "fast":
-                return (await self.arm_all([arming], quota))[0]
-            return await self._alone(arming)
+            return (await self.arm_all([arming], quota))[0]
         finally:
             if group in self._waiting:
                 self._busy[group] = asyncio.create_task(self._work(group))

@@ -149,12 +149,15 @@ class Quotas:
         self._redis = store.connections.commands
         self._turns: defaultdict[Quota, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def arm(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
+    def arm(self, armings: Sequence[Arming], quota: Quota | None) -> Awaitable[list[Reply]]:
         """As `Store.arm`, with two more codes: `full` if there is no place, `prefixes` if the prefix would be one too
         many. The bound on prefixes is checked before arming, so simultaneous callers may each pass it by what they
         add."""
         if quota is None:
-            return await self._store.arm(armings, edit_lock_ms=self._edit_lock_ms)
+            return self._store.arm(armings, edit_lock_ms=self._edit_lock_ms)
+        return self._arm_within(quota, armings)
+
+    async def _arm_within(self, quota: Quota, armings: Sequence[Arming]) -> list[Reply]:
         answers: dict[int, Reply] = {}
         async with self._turns[quota]:
             for _ in range(ROUNDS):

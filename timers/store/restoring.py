@@ -81,7 +81,7 @@ async def restore_and_read(
 async def _restore(
     store: Store, records: Sequence[Restored], head: Sequence[str | int]
 ) -> list[tuple[str, bytes | None]]:
-    answers = await store.run_lines(
+    answers, _ = await store.run_lines(
         "restore",
         [(prefix, timer_id) for prefix, timer_id, _ in records],
         [f"{prefix} {timer_id} {_since(raw)}\n".encode() + raw for prefix, timer_id, raw in records],

@@ -2,7 +2,7 @@
 
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +17,7 @@ from timers.store.identity import DbIdentity, is_newer
 from timers.store.parts import is_spread
 from timers.store.refusals import Refusals
 from timers.store.servers.connect import Connections, Scripts
-from timers.store.servers.durability import WAITS, WaitLevel
+from timers.store.servers.durability import WAITS
 
 TOUCH_LIMIT: Final = 500
 """Trigger keys touched, and queues or leases checked, in one call: a few milliseconds, and few enough events for a
@@ -159,30 +159,22 @@ class Store:
         """Arm timers of any shards and one durability in one round trip; replies in order. Codes: created, replaced,
         kept, exists, running, locked, newer, rights; full, once `room` for timers that are not scheduled already is
         used up. Those that wait for disk or replicas say whether that was reached."""
-        identities, lines = [(a.prefix, a.id) for a in armings], list(map(_arming, armings))
+        lines, level = list(map(_arming, armings)), armings[0].durability if armings else "fast"
+        if len(armings) == 1 and room is None and level not in WAITS and self.identity.epoch:  # in half the CPU
+            arguments = (self.identity.stamp, self.identity.writes, edit_lock_ms, "", lines[0])
+            answer = await self.run("arm", self.shard_of(*armings[0][:2]), arguments)
+            if answer[0] != b"foreign":
+                return [self._armed(armings[0], *answer)]
 
         def head(places: Sequence[int]) -> Sequence[scripts.Argument]:
             return edit_lock_ms, "" if room is None else sum(place < room for place in places)
 
-        level = armings[0].durability if armings else "fast"
-        if level not in WAITS:
-            answers = await self.run_lines("arm", identities, lines, head)
-            return [self._armed(a, *said) for a, said in zip(armings, answers, strict=True)]
-        durably = _Durably(self, level)
-        answers = await self.run_lines("arm", identities, lines, head, run=durably)
+        answers, reached = await self.run_lines("arm", [a[:2] for a in armings], lines, head, level=level)
         replies = [self._armed(a, *said) for a, said in zip(armings, answers, strict=True)]
-        self.confirmed(level, durably.reached, len(armings))
-        return [reply.with_durability(level if durably.reached else "fast") for reply in replies]
-
-    async def arm_one(self, arming: Arming, *, edit_lock_ms: int = 0) -> Reply:
-        """As `arm`, for one timer, in half the CPU."""
-        if self.identity.epoch:
-            shard = self.shard_of(arming.prefix, arming.id)
-            arguments = (self.identity.stamp, self.identity.writes, edit_lock_ms, "", _arming(arming))
-            answer = await self.run("arm", shard, arguments)
-            if answer[0] != b"foreign":
-                return self._armed(arming, *answer)
-        return (await self.arm([arming], edit_lock_ms=edit_lock_ms))[0]
+        if level not in WAITS:
+            return replies
+        self.confirmed(level, reached, len(armings))
+        return [reply.with_durability(level if reached else "fast") for reply in replies]
 
     async def run_lines(
         self,
@@ -192,14 +184,14 @@ class Store:
         head: Callable[[Sequence[int]], Sequence[scripts.Argument]] = lambda _places: (),
         *,
         most: int = ARM_LIMIT,
-        run: "Callable[[str, Sequence[scripts.Call]], Awaitable[list[Any]]] | None" = None,
-    ) -> list[tuple[Any, ...]]:
+        level: Durability = "fast",
+    ) -> tuple[list[tuple[Any, ...]], bool]:
         """Run a script that makes timers, with a line for each, on all their shards in one round trip. Returns what it
-        says of each. Founds shards that do not carry the db's epoch. `head` makes the arguments that come before a
-        batch of at most `most` lines."""
+        says of each, and whether all is as durable as the level says. Founds shards that do not carry the db's epoch.
+        `head` makes the arguments that come before a batch of at most `most` lines."""
         if identities and not self.identity.epoch:
             await self.identity.make()
-        answers: dict[int, tuple[Any, ...]] = {}
+        answers, reached = dict[int, tuple[Any, ...]](), True
         for _ in range(FOUNDING_TRIES):
             stamp, form = self.identity.stamp, self.identity.writes
             batches = [
@@ -213,10 +205,11 @@ class Store:
             ]
             foreign: set[int] = set()
             try:
-                replies = await (self._run_at_once if run is None else run)(name, calls)
+                replies, in_time = await self.run_durably(level, name, calls)
             except Unavailable as error:
                 error.nothing_done = error.nothing_done and not answers
                 raise
+            reached = reached and in_time
             for (shard, places), reply in zip(batches, replies, strict=True):
                 if reply[1] == b"foreign":
                     foreign.add(shard)
@@ -224,7 +217,7 @@ class Store:
                 said = scripts.grouped(reply[1:], (len(reply) - 1) // len(places))
                 answers.update(zip(places, said, strict=True))
             if len(answers) == len(identities):
-                return [answers[place] for place in range(len(identities))]
+                return [answers[place] for place in range(len(identities))], reached
             await self.identity.found(foreign)
         raise Unavailable("the db keeps being emptied or given another epoch")
 
@@ -439,9 +432,10 @@ class Store:
         """For a new timer the script returns only the due time and the creation; everything else is known."""
         if code != b"created":
             return self._answer(arming.prefix, arming.id, code, words)
-        due_ms, created_ms = map(int, words.split())
+        due, _, created = words.partition(b" ")
+        prefix, timer_id, _, spec, progress = arming[:5]
         timer = codec.new_record(
-            arming.prefix, arming.id, due_ms=due_ms, created_ms=created_ms, spec=arming.spec, progress=arming.progress
+            prefix, timer_id, due_ms=int(due), created_ms=int(created), spec=spec, progress=progress
         )
         return Reply("created", timer)
 
@@ -494,11 +488,10 @@ class Store:
         self._heard(name, sent, zip(calls, replies, strict=True))
         return replies
 
-    async def _run_at_once(self, name: str, calls: Sequence[scripts.Call]) -> list[Any]:
-        return await self.run_all(name, calls, self.connections.scripts)
-
-    async def run_durably(self, level: WaitLevel, name: str, calls: Sequence[scripts.Call]) -> tuple[list[Any], bool]:
-        """As `run_all`, and whether the server's disk or replicas, as the level says, had it all in time."""
+    async def run_durably(self, level: Durability, name: str, calls: Sequence[scripts.Call]) -> tuple[list[Any], bool]:
+        """As `run_all`, and whether the server's disk or replicas, as far as the level says, had it all in time."""
+        if level not in WAITS:
+            return await self.run_all(name, calls, self.connections.scripts), True
         sent = time.monotonic()
         try:
             replies, reached = await scripts.run_durably(self.connections.durable(level), name, calls, self._wake)
@@ -516,18 +509,6 @@ class Store:
 
     def _refused(self, error: RedisRights) -> RedisRights:
         return self.refusals.denied(error.command) if error.command else error
-
-
-class _Durably:
-    """Runs scripts whose writes wait for a level. `reached` says whether all of them have reached it in time."""
-
-    def __init__(self, store: Store, level: WaitLevel) -> None:
-        self._store, self._level, self.reached = store, level, True
-
-    async def __call__(self, name: str, calls: Sequence[scripts.Call]) -> list[Any]:
-        replies, reached = await self._store.run_durably(self._level, name, calls)
-        self.reached = self.reached and reached
-        return replies
 
 
 def _expected(version: int | None) -> str:

@@ -77,7 +77,7 @@ class ScriptConnection(Scripts):
     def execute(self, *command: str | int | bytes) -> Awaitable[Any]:
         """See Scripts."""
         wire = self._wire
-        return wire.ask(command) if wire is not None and wire.is_open else self._execute_anew(command)
+        return self._execute_anew(command) if wire is None or wire.has_ended() else wire.ask(command)
 
     async def _execute_anew(self, command: Command) -> Any:
         return await (await self._opened()).ask(command)
@@ -86,7 +86,7 @@ class ScriptConnection(Scripts):
         """The answers to commands that are sent one right behind the other. Errors, also of the connection, are among
         them."""
         wire = self._wire
-        if wire is None or not wire.is_open:
+        if wire is None or wire.has_ended():
             wire = await self._opened()
         return await asyncio.gather(*map(wire.ask, commands), return_exceptions=True)
 
@@ -141,12 +141,9 @@ class _RedisProtocol(asyncio.Protocol):
         self._parser = Reader(protocolError=InvalidResponse, replyError=DefaultParser.parse_error)
         self._asked: deque[tuple[float, asyncio.Future[Any]]] = deque()
         self._next_expiry: asyncio.TimerHandle | None = None
+        self.has_ended = transport.is_closing
+        """Once the server has hung up, or has said anything that nobody asked for, as it does before."""
         transport.set_protocol(self)
-
-    @property
-    def is_open(self) -> bool:
-        """False once the server has hung up, or has said anything that nobody asked for, as it does before."""
-        return not self._transport.is_closing()
 
     def ask(self, command: Command) -> "asyncio.Future[Any]":
         """The answer to a command. Raises it if it is an error."""
