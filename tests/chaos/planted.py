@@ -87,7 +87,8 @@ PLANTS: dict[Property, list[plants.Plant]] = {
     Property.ORDERLY: [plants.told_to_stop_and_ended_badly, plants.error_in_the_log_of_a_pod],
 }
 
-# Among other timers, counts say nothing about one, and any pod's fault may have hidden a claim that nobody saw start.
+# Among other timers, counts say nothing about one, and any pod's fault may have hidden a claim that nobody saw start,
+# or ended the scans for bare keys.
 NOT_SEEN_ALONE = {
     plants.leak_of_a_timer,
     plants.timer_counted_twice,
@@ -100,4 +101,5 @@ NOT_SEEN_ALONE = {
     plants.stop_counted_as_a_failure,
     plants.told_to_stop_and_ended_badly,
     plants.error_in_the_log_of_a_pod,
+    late_plants.late_though_made_by_a_bare_key_whose_pods_lived,
 }

@@ -10,7 +10,7 @@ from tests.chaos.histories import Past
 from tests.chaos.planted import NOT_SEEN_ALONE, PLANTS
 from tests.chaos.plants import TIMER, Plant, done
 from tests.chaos.timeline import EVERY_POD
-from tests.chaos.witness import FaultKind, Kind
+from tests.chaos.witness import FaultKind, Kind, Outcome, Verb
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,17 @@ def test_a_start_after_a_fault_that_kept_every_pod_from_it_is_not_late() -> None
     report = past.judged(MAX_ATTEMPTS)
     assert report.ok, str(report)
     assert (report.figures.starved, report.figures.faults_proven) == (0, 0)
+
+
+def test_attempts_after_a_retry_that_was_answered_late_count_anew() -> None:
+    past = Past()
+    past.create(TIMER)
+    past.call(Verb.RETRY, TIMER, 1_150, took=5_000)
+    for attempt in range(1, 2 * MAX_ATTEMPTS + 1):
+        past.run(TIMER, 1_000 + 200 * attempt, pod="a", attempt=attempt, outcome=Outcome.FAILED)
+    past.ended(TIMER, "failed", attempt=2 * MAX_ATTEMPTS)
+    report = past.judged(MAX_ATTEMPTS)
+    assert not report.of(Property.BOUNDED), str(report)
 
 
 def test_a_bare_key_waits_for_another_pod_to_scan() -> None:
