@@ -321,6 +321,7 @@ def simulated() -> Iterator[None]:
         before = structlog.get_config()
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
         patches.callback(lambda: structlog.configure(**before))
+        gc.freeze()  # so that what a world leaves behind is collected soon after it, and nothing else is looked at
         gc.disable()
         patches.callback(gc.enable)
         yield
@@ -359,4 +360,7 @@ def play(
         findings, stage.oracle.findings = stage.oracle.findings, []
         trace, stage.trace = stage.trace, []
         unwind(stage.loop, [*stage.pods, *stage.callers])
-    return World(seed, plan, findings, stage.faults.happened, trace)
+    world = World(seed, plan, findings, stage.faults.happened, trace)
+    del stage
+    gc.collect()
+    return world
