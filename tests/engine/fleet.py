@@ -163,6 +163,10 @@ class Pod:
         options = replace(options, ledger=self.ledger)
         self.worker = Worker(store, registry, self.client, options, self.seen)
 
+    def hears(self) -> bool:
+        """Whether it has subscribed to the expiries of each primary, for the first time."""
+        return self.seen.subscriptions == len(self.store.connections.nodes)
+
     async def drain(self) -> None:
         """Drain the pod and close its connections."""
         await self.worker.drain()

@@ -10,7 +10,7 @@ from tests.waiting import eventually
 from timers.core.model import Status, Timer
 from timers.processor import Context
 
-pytestmark = pytest.mark.every_server
+pytestmark = [pytest.mark.every_server, pytest.mark.one_server]  # in a cluster a client has to follow redirections
 
 HOUR = str(HOUR_MS)
 SOON = "30"

@@ -99,6 +99,7 @@ async def test_keys_signatures_and_rates_are_kept(fleet: Fleet, store: Store) ->
     assert await refused(fleet.redis) == set()
 
 
+@pytest.mark.one_server
 async def test_the_pods_user_cannot_reach_the_keys_and_channels_of_others(fleet: Fleet, store: Store) -> None:
     await fleet.redis.set("others", "kept")
     for reach in (store.connections.commands.get, store.connections.commands.delete):
@@ -112,11 +113,12 @@ async def test_the_pods_user_cannot_reach_the_keys_and_channels_of_others(fleet:
     await fleet.redis.acl_log_reset()
 
 
+@pytest.mark.one_server
 async def test_without_scan_bare_keys_fire_by_their_event_and_all_else_works(fleet: Fleet) -> None:
     await grant(fleet.redis, 0, MINE, without=["scan"])
     calls = Calls()
     pod = await fleet.pod(calls, adopt_every_ms=20)
-    await until(lambda: pod.seen.subscriptions == 1, "the pod hears expiries")
+    await until(pod.hears, "the pod hears expiries")
     await fleet.redis.set("note:bare", "{}", px=50)
     assert (await fleet.completed("bare")).payload is None
     await fleet.client.create("note", "x", delay=0)

@@ -364,6 +364,7 @@ async def sample(fleet: Fleet) -> bytes:
     return record
 
 
+@pytest.mark.one_server
 async def test_to_a_cluster_and_back(fleet: Fleet, servers: SharedServers, family: Family) -> None:
     cluster = await servers.cluster(family)
     there = await Fleet.over(cluster.url, shards=8)

@@ -68,6 +68,7 @@ def test_flags_are_recognised_in_any_order(current: str, missing: str) -> None:
     assert notifications.missing_flags(current) == missing
 
 
+@pytest.mark.one_server
 @pytest.mark.parametrize(
     ("rules", "known"),
     [
@@ -134,6 +135,7 @@ async def test_a_server_that_is_away_is_unavailable(tmp_path: Any) -> None:
     await connections.close()
 
 
+@pytest.mark.one_server
 @pytest.mark.parametrize("kind", FAMILIES)
 async def test_a_busy_server_is_unavailable(real: Store) -> None:
     """For example a replica, a server that loads, or one whose disk is full: the command may succeed later."""
@@ -160,6 +162,7 @@ def test_a_url_that_cannot_be_used_is_refused_before_the_first_call(url: str) ->
         connect(url)
 
 
+@pytest.mark.one_server
 @pytest.mark.parametrize("option", ["", "decode_responses=true", "protocol=3"])
 @pytest.mark.parametrize("kind", FAMILIES)
 async def test_a_connection_that_the_server_has_closed_is_replaced_whatever_the_url_asks_for(
@@ -187,6 +190,7 @@ async def test_every_answer_sets_the_clock(store: Store) -> None:
     assert abs(store.clock.now_ms() - await store.now_ms()) < 1000
 
 
+@pytest.mark.one_server
 @pytest.mark.parametrize("kind", FAMILIES)
 async def test_the_db_number_is_that_of_the_url(real: Store) -> None:
     path = real.connections.commands.connection_pool.connection_kwargs["path"]
