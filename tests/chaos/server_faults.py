@@ -10,7 +10,7 @@ from redis.exceptions import OutOfMemoryError
 
 from tests.chaos.proxy import Proxy
 from tests.chaos.server import Server
-from tests.chaos.timeline import EVERY_POD
+from tests.chaos.timeline import ALL, EVERY_POD
 from tests.chaos.witness import FaultKind, Witness
 
 
@@ -103,12 +103,12 @@ async def lose_reply(witness: Witness, proxy: Proxy, script: str, *, at_least: i
     witness.fault_off(fault, f"{lost} bytes lost that answered {script}" if lost else "")
 
 
-async def empty(witness: Witness, redis: Redis) -> None:
-    """FLUSHALL."""
-    fault = witness.fault_on(FaultKind.LOSS, EVERY_POD)
+async def empty(witness: Witness, redis: Redis, kind: FaultKind) -> None:
+    """FLUSHALL: a `loss` if a ledger gives the data back, else as `power`."""
+    fault = witness.fault_on(kind, EVERY_POD)
     before = await redis.dbsize()
     await redis.flushall()
-    witness.fault_off(fault, f"{before} keys lost")
+    witness.fault_off(fault, f"{ALL} {before} keys lost")
 
 
 async def go_back(witness: Witness, server: Server, folder: Path | None, *, down_s: float) -> None:

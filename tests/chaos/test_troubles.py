@@ -7,7 +7,7 @@ import pytest
 
 from tests.chaos.driver import Plan, run
 
-TROUBLES = {"steps": 2, "partitions": 1, "throttles": 1, "slow": 1, "full": 1, "power": 2, "versions": 1}
+TROUBLES = {"steps": 2, "partitions": 1, "throttles": 1, "slow": 1, "full": 1, "power": 2, "wipes": 2, "versions": 1}
 """How many faults each proves."""
 
 

@@ -11,6 +11,8 @@ from tests.chaos.witness import Event, FaultKind, Kind, Made, Outcome, Verb
 
 FOREVER_NS = 1 << 62
 EVERY_POD = "*"
+ALL = "all"
+"""Begins the proof of a fault that lost everything until then."""
 
 SUCCEEDED = frozenset({Outcome.DONE, Outcome.REARMED})
 
@@ -336,7 +338,7 @@ def stories(history: Sequence[Event]) -> dict[str, Story]:
         story = found.setdefault(invoke.timer, Story(invoke.timer))
         answer = answers.get(invoke.call)
         if answer is not None and any(on_ns <= answer.mono_ns <= off_ns for on_ns, off_ns in losses):
-            answer, story.forgotten = replace(answer, kind=Kind.INFO), True
+            answer, story.forgotten = replace(answer, kind=Kind.INFO, outcome=""), True
         story.calls.append(Call(invoke, answer))
     for start in starts:
         matching = ends.get(_run_key(start))
@@ -346,11 +348,12 @@ def stories(history: Sequence[Event]) -> dict[str, Story]:
 
 
 def _power_losses(history: Sequence[Event]) -> list[tuple[int, int]]:
-    """When what was answered was lost with the power."""
+    """When what was answered was lost for good: with the power, or all until then."""
     ons = {
         event.call: event.mono_ns for event in history if event.kind is Kind.FAULT_ON and event.fault == FaultKind.POWER
     }
-    return [(ons[event.call], event.mono_ns) for event in history if event.kind is Kind.FAULT_OFF and event.call in ons]
+    offs = [event for event in history if event.kind is Kind.FAULT_OFF and event.call in ons]
+    return [(0 if off.proof.startswith(ALL) else ons[off.call], off.mono_ns) for off in offs]
 
 
 def _run_key(event: Event) -> tuple[object, ...]:

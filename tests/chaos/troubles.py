@@ -214,7 +214,14 @@ async def _anything(on: Stage, rng: random.Random) -> None:
 async def _flush(on: Stage, rng: random.Random) -> None:
     """FLUSHALL; then a pod dies, as likely as not the one that restores."""
     await on.pods.ready()
-    await server_faults.empty(on.witness, on.redis)
+    await server_faults.empty(on.witness, on.redis, FaultKind.LOSS)
+    await _kill_soon(on, rng)
+
+
+async def _wipe(on: Stage, rng: random.Random) -> None:
+    """The same without a ledger: what was armed until then is lost, and nothing after it."""
+    await on.pods.ready()
+    await server_faults.empty(on.witness, on.redis, FaultKind.POWER)
     await _kill_soon(on, rng)
 
 
@@ -321,6 +328,7 @@ TROUBLES: Final[Mapping[str, Trouble]] = {
     "primaries": Trouble(_fail_over, spread_s=60.0, times=5, needs=Needs(server=Sharded, shards=_SHARDS)),
     "reshards": Trouble(_reshard, times=10, needs=Needs(server=Sharded, shards=_SHARDS)),
     "power": Trouble(_lose_power, timers=10_000, times=4, loses=True),
+    "wipes": Trouble(_wipe, timers=10_000, times=3, loses=True),
     "versions": Trouble(_replace_by_another_version, timers=10_000, times=8, needs=Needs(http=True, past=True)),
     "flushalls": Trouble(_flush, timers=4_000, times=5),
     "emptied": Trouble(_start_empty, timers=4_000, times=5),
