@@ -13,6 +13,8 @@ from timers.settings import load_settings
 
 HOST: Final = "127.0.0.1"
 
+_GRACE_SECONDS: Final = 60.0
+
 
 class Started:
     """Each server has a folder of its own, named like its port."""
@@ -53,9 +55,14 @@ class Started:
         ended.wait()
 
     def down(self) -> None:
-        """Stop all, as a container engine does: what they have answered is on the disk then."""
+        """Stop all, as a container engine does: what they have answered is on the disk then. Who does not stop in time
+        is killed."""
         for each in self._running.values():
             each.terminate()
         for each in self._running.values():
-            each.wait()
+            try:
+                each.wait(_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                each.kill()
+                each.wait()
         self._running.clear()
