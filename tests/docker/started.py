@@ -13,7 +13,7 @@ from timers.settings import load_settings
 
 HOST: Final = "127.0.0.1"
 
-_GRACE_SECONDS: Final = 60.0
+_AGAIN_SECONDS: Final = 5.0
 
 
 class Started:
@@ -55,14 +55,15 @@ class Started:
         ended.wait()
 
     def down(self) -> None:
-        """Stop all, as a container engine does: what they have answered is on the disk then. Who does not stop in time
-        is killed."""
+        """Stop all: what they have answered is on the disk then. A replica that has just synchronized refuses to stop
+        while it writes its first append-only file, so each is asked again."""
         for each in self._running.values():
             each.terminate()
         for each in self._running.values():
-            try:
-                each.wait(_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                each.kill()
-                each.wait()
+            while True:
+                try:
+                    each.wait(_AGAIN_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    each.terminate()
         self._running.clear()
