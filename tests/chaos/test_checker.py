@@ -10,7 +10,7 @@ from tests.chaos.histories import Past
 from tests.chaos.planted import NOT_SEEN_ALONE, PLANTS
 from tests.chaos.plants import TIMER, Plant, done
 from tests.chaos.timeline import EVERY_POD
-from tests.chaos.witness import FaultKind, Kind, Outcome, Verb
+from tests.chaos.witness import FaultKind, Kind, Made, Outcome, Verb
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,15 @@ def test_a_bare_key_waits_for_another_pod_to_scan() -> None:
     done(past, at=12_000)
     report = past.judged(MAX_ATTEMPTS)
     assert report.ok, str(report)
+
+
+@pytest.mark.parametrize(("proof", "at"), [("seen", 5), ("all 3 keys lost", 50)])
+def test_a_timer_that_refused_a_create_may_be_lost_with_the_data(proof: str, at: int) -> None:
+    past = Past()
+    past.create(TIMER)
+    past.call(Verb.CREATE, TIMER, 20, answer=Kind.FAIL, outcome=Made.EXISTS)
+    past.fault(FaultKind.POWER, EVERY_POD, at, took=100, proof=proof)
+    assert past.judged(MAX_ATTEMPTS).ok == (proof != "seen")  # only the first create was answered before that
 
 
 def test_a_result_that_outlives_a_forgotten_second_run_is_accepted() -> None:
