@@ -227,7 +227,7 @@ async def _list(client: TimerClient, request: web.Request) -> web.Response:
 async def _create_many(client: TimerClient, request: web.Request) -> web.Response:
     """Answers 200 with a result for each timer, in order."""
     values, visible = await _read_batch(request), visible_to(request)
-    wishes = [_seen(value, visible) for value in values]
+    wishes = [_if_visible(value, visible) for value in values]
     results = await acting(client, request).batch(wishes, traceparent=traceparent_of(request))
     return answer({"results": [_result(each) for each in results]})
 
@@ -241,7 +241,7 @@ async def _read_batch(request: web.Request) -> Sequence[Any]:
     return parsed(request, Batch.parse, body).timers
 
 
-def _seen(value: Any, visible: Visible | None) -> Any:
+def _if_visible(value: Any, visible: Visible | None) -> Any:
     """The timer as it was sent, or the error if the request may not touch its prefix."""
     if visible is None or not isinstance(value, dict):
         return value
