@@ -16,7 +16,7 @@ from timers.engine.pod import Pod
 from timers.errors import Unavailable
 from timers.processor import Registry
 from timers.store.keys import canary_key
-from timers.store.servers.connect import Connections
+from timers.store.servers.connections import Connections
 from timers.store.store import Store
 
 AT_MS: Final = 1_795_000_000_000

@@ -12,7 +12,7 @@ from timers.core.explain import attempts
 from timers.core.model import Status, Timer
 from timers.core.spec import TimerChange
 from timers.store.keys import expired_channel
-from timers.store.servers.connect import Connections
+from timers.store.servers.connections import Connections
 
 pytestmark = pytest.mark.every_server
 

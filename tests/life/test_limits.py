@@ -18,7 +18,7 @@ from timers.doctor.examining import examine
 from timers.engine import claimer
 from timers.processor import Context
 from timers.store import scripts
-from timers.store.servers.connect import Scripts
+from timers.store.servers.connections import Scripts
 from timers.store.store import Touched
 
 

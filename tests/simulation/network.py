@@ -20,7 +20,8 @@ from tests.simulation.data import Refused, Reply
 from tests.simulation.faults import EVENT, Fault, Faults
 from tests.simulation.loop import Actor, VirtualLoop
 from tests.simulation.server import Server, service_scripts
-from timers.store.servers.connect import ANSWER_TIMEOUT_SECONDS, Connections, Scripts
+from timers.store.servers.connect import ANSWER_TIMEOUT_SECONDS
+from timers.store.servers.connections import Connections, Scripts
 
 Command = tuple[bytes, ...]
 Executed = Callable[[Actor, str, Command, Reply], None]

@@ -11,7 +11,7 @@ from tests.waiting import DEADLINE_SECONDS
 from timers.store import keys
 from timers.store.notifications import Notification, listen
 from timers.store.parts import is_spread, parts
-from timers.store.servers.connect import Connections
+from timers.store.servers.connections import Connections
 from timers.store.store import Store
 
 SUBSCRIBED: Final = ("subscribed",)

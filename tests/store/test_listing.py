@@ -18,7 +18,7 @@ from timers.store.filters import Filter
 from timers.store.listing import LARGEST_BYTES, PAGE_BYTES, Page, read_page, read_pages
 from timers.store.queries import endings
 from timers.store.scripts import Call
-from timers.store.servers.connect import Scripts
+from timers.store.servers.connections import Scripts
 from timers.store.starts import due_load
 from timers.store.store import Arming, Store
 

@@ -14,7 +14,7 @@ from tests.store.backends import Backend, open_store
 from timers.core.limits import Limits, Rate
 from timers.store.permits import Permits, Reservation
 from timers.store.scripts import Call
-from timers.store.servers.connect import Scripts
+from timers.store.servers.connections import Scripts
 from timers.store.store import Store
 
 TWO = Limits(concurrency=2)

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import SharedServers
 from tests.store.acts import PREFIX, arming, put
 from tests.store.backends import Backend, open_store
-from timers.store.servers.connect import _RedisProtocol
+from timers.store.servers.connections import _RedisProtocol
 from timers.store.store import ARM_LIMIT, Store
 
 MANY = 4 * ARM_LIMIT

@@ -7,7 +7,8 @@ from timers.setting_values import redacted
 from timers.settings import Settings
 from timers.store.identity import READS
 from timers.store.scripts import reachable
-from timers.store.servers.connect import Connections, connect
+from timers.store.servers.connect import connect
+from timers.store.servers.connections import Connections
 from timers.store.store import Store
 
 if TYPE_CHECKING:

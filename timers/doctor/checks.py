@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 from timers.errors import RedisRights, Unavailable
 from timers.store.notifications import FLAGS, text_of
 from timers.store.scripts import FULL, reachable
-from timers.store.servers.connect import Connections
+from timers.store.servers.connections import Connections
 from timers.store.store import Store
 
 Level = Literal["ok", "warn", "fail"]

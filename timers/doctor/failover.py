@@ -14,7 +14,7 @@ from timers.errors import RedisRights, Unavailable
 from timers.store.membership import Member
 from timers.store.notifications import FLAGS, ensure_notifications, missing_flags, text_of
 from timers.store.scripts import reachable
-from timers.store.servers.connect import Connections
+from timers.store.servers.connections import Connections
 from timers.store.servers.durability import FSYNC, REPLICATED, WAITS
 from timers.store.servers.sentinel import Address, SentinelConnections, Sentinels, is_up, shown
 from timers.store.store import Store

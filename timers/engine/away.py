@@ -7,7 +7,7 @@ from typing import Final
 from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.store import keys
-from timers.store.servers.connect import Connections
+from timers.store.servers.connections import Connections
 
 AGAIN_SECONDS: Final = 0.5
 """When to try again what a node that is away did not do."""

@@ -13,7 +13,7 @@ from timers.store import keys, notifications
 from timers.store.cooperative import set_within
 from timers.store.membership import DELIVERY_STATES
 from timers.store.parts import Part, is_spread
-from timers.store.servers.connect import Connections
+from timers.store.servers.connections import Connections
 
 LIFE_MS: Final = 50
 LATE_SECONDS: Final = 0.5

@@ -26,7 +26,7 @@ from timers.store import codec, keys
 from timers.store.cooperative import side_by_side
 from timers.store.parts import MOVED_SECONDS, Part, current_parts, is_spread
 from timers.store.scripts import reachable, run
-from timers.store.servers.connect import Connections
+from timers.store.servers.connections import Connections
 from timers.store.store import Store
 
 Sink = Callable[..., None]

@@ -7,7 +7,7 @@ from typing import Final
 
 from timers.store import keys
 from timers.store.scripts import reachable
-from timers.store.servers.connect import Connections
+from timers.store.servers.connections import Connections
 
 MOVED_SECONDS: Final = 1.0
 """How often subscriptions are compared with the servers that there are. One that is no primary any more keeps its

@@ -15,7 +15,7 @@ from timers.core.limits import Limits
 from timers.errors import Unavailable
 from timers.store import keys
 from timers.store.scripts import Argument, Call, read
-from timers.store.servers.connect import Scripts
+from timers.store.servers.connections import Scripts
 from timers.store.store import Store
 
 BATCH: Final = 500

@@ -25,7 +25,7 @@ from redis.exceptions import (
 )
 
 from timers.errors import ConfigurationError, Full, Moving, RedisRights, TimersError, Unavailable
-from timers.store.servers.connect import A_SENTINEL, ONE_NODE, Scripts
+from timers.store.servers.connections import A_SENTINEL, ONE_NODE, Scripts
 from timers.store.servers.durability import Writer
 
 Argument = str | int | bytes

@@ -16,7 +16,7 @@ from timers.store import codec, keys, scripts
 from timers.store.identity import DbIdentity, is_newer
 from timers.store.parts import is_spread
 from timers.store.refusals import Refusals
-from timers.store.servers.connect import Connections, Scripts
+from timers.store.servers.connections import Connections, Scripts
 from timers.store.servers.durability import WAITS
 
 TOUCH_LIMIT: Final = 500

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from fakeredis import FakeAsyncRedis, FakeRedis, FakeServer
 
-from timers.store.servers.connect import Connections, Scripts
+from timers.store.servers.connections import Connections, Scripts
 from timers.store.servers.durability import WAITS, Command, Writer
 
 _CLOCKS: Final = (

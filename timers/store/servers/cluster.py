@@ -16,9 +16,9 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import AskError, ClusterDownError, MovedError, TryAgainError
 
 from timers.errors import ConfigurationError
-from timers.setting_values import check_redis_url, split_hosts
+from timers.setting_values import split_hosts
 from timers.store import keys
-from timers.store.servers.connect import Connections, Scripts
+from timers.store.servers.connections import Connections, Scripts
 from timers.store.servers.durability import WaitLevel, Writer
 from timers.store.servers.slots import Slots, slot_of
 
@@ -37,17 +37,13 @@ Command = tuple[Any, ...]
 Answer = Any
 
 
-def connect_cluster(url: str, *, answer_timeout_seconds: float) -> "ClusterConnections":
+def connect_cluster(url: str, answer_s: float) -> "ClusterConnections":
     """Connections to a cluster, given the address of one or more of its nodes. Opens nothing yet. Raises
-    ConfigurationError."""
-    try:
-        check_redis_url(url)
-    except ValueError as error:
-        raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
+    ConfigurationError, and what `connect_server` does."""
     db = split_hosts(url)[0].path.strip("/") or "0"
     if db != "0":
         raise ConfigurationError(f"TIMERS_REDIS_URL: db {db} cannot be used: a cluster has only db 0")
-    slots = Slots(url, answer_s=answer_timeout_seconds)
+    slots = Slots(url, answer_s=answer_s)
     return ClusterConnections(ClusterRedis(slots), 0, ClusterScripts(slots), url, slots)
 
 

@@ -24,7 +24,7 @@ from redis.exceptions import (
 from timers.logs import get_logger
 from timers.setting_values import split_hosts
 from timers.store.cooperative import set_within, side_by_side
-from timers.store.servers.connect import Connections, ScriptConnection, Scripts, dial, make_pool
+from timers.store.servers.connections import Connections, ScriptConnection, Scripts, dial, make_pool
 
 PORT: Final = 26379
 """Of a Sentinel, unless the URL has another."""

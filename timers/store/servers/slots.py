@@ -21,7 +21,7 @@ from redis.exceptions import (
 
 from timers.errors import ConfigurationError
 from timers.setting_values import redacted, split_hosts
-from timers.store.servers.connect import Connections, connect
+from timers.store.servers.connections import Connections, connect_server
 
 T = TypeVar("T")
 
@@ -167,7 +167,7 @@ class Slots:
     def _at(self, address: str) -> Connections:
         node = self._nodes.get(address)
         if node is None:
-            node = connect(_at_address(self._url, address), answer_timeout_seconds=self._answer_s)
+            node = connect_server(_at_address(self._url, address), self._answer_s)
             if self._scripts_s is not None:
                 node = replace(node, scripts=node.dial_scripts(self._scripts_s))
             self._nodes[address] = node

@@ -1,0 +1,351 @@
+"""Owns the connections to one server: clients with explicit timeouts and retries."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from hiredis import Reader, pack_command
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
+from redis.asyncio.connection import AbstractConnection, DefaultParser, parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
+    InvalidResponse,
+    ResponseError,
+)
+
+from timers.errors import ConfigurationError
+from timers.store import keys
+from timers.store.servers.durability import CLOSED, WAIT_MS, Command, DurableWriter, WaitLevel, Writer
+
+POOL_SIZE: Final = 32
+DEFAULT_SHARDS: Final = 1
+ONE_NODE: Final = "TIMERS_REDIS_URL names one node of a cluster; use redis+cluster://HOST:PORT (or rediss+cluster://)"
+A_SENTINEL: Final = (
+    "TIMERS_REDIS_URL names a Sentinel; use redis+sentinel://HOST:PORT/SERVICE/DB (or rediss+sentinel://)"
+)
+
+ASK_SECONDS: Final = 1.0
+"""How long a server may take that is asked by the way."""
+
+CONNECT_SHARE: Final = 0.4
+"""Share of the answer's time that connecting may take."""
+
+# No retries in redis-py: it would resend a script whose answer was lost, and a create would then answer "exists" to its
+# own author. Callers that may repeat a call do so themselves.
+_NEVER: Final = Retry(NoBackoff(), 0)
+
+
+class Scripts(ABC):
+    """Runs scripts for many callers at once, and never sends one again."""
+
+    def evalsha(self, *arguments: str | int | bytes) -> Awaitable[Any]:
+        """As redis-py's."""
+        return self.execute("EVALSHA", *arguments)
+
+    def eval(self, *arguments: str | int | bytes) -> Awaitable[Any]:
+        """As redis-py's."""
+        return self.execute("EVAL", *arguments)
+
+    @abstractmethod
+    def execute(self, *command: str | int | bytes) -> Awaitable[Any]:
+        """Send a command and return its answer."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close the connection. The next command opens another."""
+
+
+class ScriptConnection(Scripts):
+    """One connection that many callers share: commands are executed and answered in the order in which they were sent.
+    It opens with the first command and reopens after it broke. It needs no lending from a pool, which costs 35 µs of
+    CPU a create, and redis-py only opens it: its way to the socket and back costs 17."""
+
+    def __init__(self, connection: AbstractConnection, *, answer_s: float) -> None:
+        """Takes a connection without its own timeouts; an answer may take `answer_s` seconds."""
+        self._connection, self._answer_s = connection, answer_s
+        self._wire: _RedisProtocol | None = None
+        self._opening: asyncio.Task[_RedisProtocol] | None = None
+
+    def execute(self, *command: str | int | bytes) -> Awaitable[Any]:
+        """See Scripts."""
+        wire = self._wire
+        return self._execute_anew(command) if wire is None or wire.has_ended() else wire.ask(command)
+
+    async def _execute_anew(self, command: Command) -> Any:
+        return await (await self._opened()).ask(command)
+
+    async def together(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to commands that are sent one right behind the other. Errors, also of the connection, are among
+        them."""
+        wire = self._wire
+        if wire is None or wire.has_ended():
+            wire = await self._opened()
+        return await asyncio.gather(*map(wire.ask, commands), return_exceptions=True)
+
+    async def _opened(self) -> "_RedisProtocol":
+        """All who come while the connection opens share that attempt."""
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(_take_note)
+        opening, caller = self._opening, asyncio.current_task()
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled() and not (caller and caller.cancelling()):
+                # By `aclose`. Whoever waits was not cancelled, and must not look so.
+                raise ConnectionError(CLOSED) from None
+            raise
+
+    async def _open(self) -> "_RedisProtocol":
+        await self._connection.disconnect(nowait=True)
+        try:
+            async with asyncio.timeout(self._answer_s):
+                await self._connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+        except BaseException:
+            await self._connection.disconnect(nowait=True)
+            raise
+        self._wire = _RedisProtocol(self._connection._writer.transport, self._answer_s)  # type: ignore[union-attr]
+        return self._wire
+
+    async def aclose(self) -> None:
+        """See Scripts."""
+        if self._opening is not None:
+            self._opening.cancel()
+        self._wire = None
+        await self._connection.disconnect(nowait=True)
+
+
+def _take_note(opened: "asyncio.Task[_RedisProtocol]") -> None:
+    """All who wait for the attempt may have been cancelled; then nobody else asks how it failed."""
+    if not opened.cancelled():
+        opened.exception()
+
+
+class _RedisProtocol(asyncio.Protocol):
+    """An open connection, taken from redis-py: what is written goes to its socket, and what comes to its parser, with
+    nothing between. All questions share one timer of the loop, set to the time limit of the first, which has usually
+    been answered by then; one for each takes 5 µs. An answer that nobody waits for any more is read and dropped; but if
+    any answer is late, the connection ends. Callers with less patience would never find out that it is dead."""
+
+    def __init__(self, transport: asyncio.WriteTransport, answer_s: float) -> None:
+        self._transport, self._answer_s = transport, answer_s
+        self._loop = asyncio.get_running_loop()
+        self._parser = Reader(protocolError=InvalidResponse, replyError=DefaultParser.parse_error)
+        self._asked: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        self._next_expiry: asyncio.TimerHandle | None = None
+        self.has_ended = transport.is_closing
+        """Once the server has hung up, or has said anything that nobody asked for, as it does before."""
+        transport.set_protocol(self)
+
+    def ask(self, command: Command) -> "asyncio.Future[Any]":
+        """The answer to a command. Raises it if it is an error."""
+        self._transport.write(pack_command(command))  # type: ignore[arg-type]  # typed as a tuple of one
+        answer, until = self._loop.create_future(), self._loop.time() + self._answer_s
+        self._asked.append((until, answer))
+        if self._next_expiry is None:
+            self._next_expiry = self._loop.call_at(until, self._expire_due)
+        return answer
+
+    def _expire_due(self) -> None:
+        """Give up if the time of a question is over, and come again when the next one's is."""
+        self._next_expiry, now = None, self._loop.time()
+        for until, answer in self._asked:
+            if until > now:
+                self._next_expiry = self._loop.call_at(until, self._expire_due)
+                break
+            _settle(answer, TimeoutError())
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        self._parser.feed(data)
+        while (answer := self._parser.gets()) is not False:
+            if self._asked:
+                _settle(self._asked.popleft()[1], answer)
+            else:
+                self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        error = exc or ConnectionError("Connection closed by server.")
+        while self._asked:
+            _settle(self._asked.popleft()[1], error)
+
+
+def _settle(asked: asyncio.Future[Any], answer: object) -> None:
+    if asked.done():  # given up
+        return
+    if isinstance(answer, Exception):
+        asked.set_exception(answer)
+    else:
+        asked.set_result(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """The connections to one db. `commands` is a bounded pool, for commands and for answers of any size. `scripts` is
+    shared by all single calls of scripts. `dial` makes one for a caller who closes it: a subscriber, or another
+    thread. `durable` has one for each level that is in use."""
+
+    commands: Redis
+    db: int
+    scripts: Scripts
+    _durable: dict[str, Writer] = field(default_factory=dict, kw_only=True, compare=False, repr=False)
+
+    @property
+    def user(self) -> str:
+        """The name of the Redis user."""
+        return str(self.commands.connection_pool.connection_kwargs.get("username") or "default")
+
+    @property
+    def name(self) -> str:
+        """The address of the server."""
+        given = self.commands.connection_pool.connection_kwargs
+        return str(given.get("path") or f"{given.get('host')}:{given.get('port')}")
+
+    @property
+    def options(self) -> str:
+        """What makes `redis-cli` reach this db, without user and password."""
+        given = self.commands.connection_pool.connection_kwargs
+        place = f"-s {given['path']}" if "path" in given else f"-h {given.get('host')} -p {given.get('port')}"
+        return f"{place}{' --tls' if 'ssl_cert_reqs' in given else ''} -n {self.db}"
+
+    @property
+    def address(self) -> str:
+        """Where the server is, for people."""
+        given = self.commands.connection_pool.connection_kwargs
+        return str(given["path"] if "path" in given else f"{given.get('host')}:{given.get('port')}")
+
+    @property
+    def nodes(self) -> Sequence["Connections"]:
+        """The servers that hold the db's keys, each with connections of its own: this one alone."""
+        return (self,)
+
+    @property
+    def replicas(self) -> Sequence["Connections"]:
+        """Servers that may be promoted to take the place of one of `nodes`, as far as that needs care."""
+        return ()
+
+    def node_of(self, _key: str) -> "Connections":
+        """The one of `nodes` that holds a key."""
+        return self
+
+    @property
+    def default_shards(self) -> int:
+        """The number of shards of a db for which nobody asks for another."""
+        return DEFAULT_SHARDS
+
+    async def check_form(self) -> None:
+        """Raise ConfigurationError if this is one node of a cluster: it has only a part of a db."""
+        with suppress(ResponseError):  # the user may not ask
+            if not (await self.commands.info("cluster"))["cluster_enabled"]:
+                return
+            info: Any = await self.commands.cluster("INFO")
+            if int(info["cluster_size"]) > 1:
+                raise ConfigurationError(ONE_NODE)
+
+    @property
+    def wake(self) -> str:
+        """What scripts are told of the channel for wake-ups."""
+        return keys.wake_channel(self.db)
+
+    async def refresh(self) -> None:
+        """Ask the servers again which of them has what. Raises what redis-py does."""
+
+    def dial(self) -> AbstractConnection:
+        """A connection of its own, not yet open, whose reads wait without limit."""
+        return dial(self.commands.connection_pool)
+
+    def dial_scripts(self, answer_s: float) -> Scripts:
+        """A connection for scripts of its own, which its caller closes; an answer may take `answer_s` seconds."""
+        return ScriptConnection(self.dial(), answer_s=answer_s)
+
+    def durable(self, level: WaitLevel) -> Writer:
+        """What writes with this durability."""
+        if level not in self._durable:
+            answer_s = self.commands.connection_pool.connection_kwargs["socket_timeout"] + WAIT_MS[level] / 1000
+            connection = ScriptConnection(self.dial(), answer_s=answer_s)
+            self._durable[level] = DurableWriter(level, connection, self.known_replicas)
+        return self._durable[level]
+
+    def known_replicas(self) -> int:
+        """How many replicas somebody else than the server knows."""
+        return 0
+
+    def other(self, host: str, port: int) -> Redis:
+        """A client for another server with the same users and certificates, to be asked once."""
+        given = self.commands.connection_pool.connection_kwargs
+        same = {name: value for name, value in given.items() if name.startswith(("username", "password", "ssl_"))}
+        is_tls, seconds = any(name.startswith("ssl_") for name in same), ASK_SECONDS
+        return Redis(
+            host=host,
+            port=port,
+            ssl=is_tls,
+            socket_timeout=seconds,
+            socket_connect_timeout=seconds,
+            retry=_NEVER,
+            **same,
+        )
+
+    async def close(self) -> None:
+        """Close those that `dial` has not made."""
+        await self.scripts.aclose()
+        for writer in self._durable.values():
+            await writer.aclose()
+        await self.commands.aclose(close_connection_pool=True)
+
+
+def dial(pool: ConnectionPool) -> AbstractConnection:
+    """A connection as those of the pool, but not one of them, whose reads wait without limit."""
+    connection: AbstractConnection = pool.connection_class(**{**pool.connection_kwargs, "socket_timeout": None})
+    return connection
+
+
+def connect_server(url: str, answer_s: float) -> Connections:
+    """Clients for the URL of one server. Opens nothing yet. Raises TypeError or ValueError for what cannot be used."""
+    pool = make_pool(parse_url(url), answer_s)
+    # An unknown option of the URL is refused only here.
+    shared = ScriptConnection(dial(pool), answer_s=pool.connection_kwargs["socket_timeout"])
+    return Connections(Redis.from_pool(pool), pool.connection_kwargs.get("db", 0), shared)
+
+
+def make_pool(
+    options: Mapping[str, Any], answer_s: float, *kinds: type[AbstractConnection], **more: Any
+) -> BlockingConnectionPool:
+    """A pool for the options of a URL, which win over the defaults. Its connections are improved, and of these kinds
+    too, whose attributes `more` has."""
+    given: dict[str, Any] = {
+        "max_connections": POOL_SIZE,
+        "timeout": answer_s,
+        "socket_timeout": answer_s,
+        "socket_connect_timeout": CONNECT_SHARE * answer_s,
+    }
+    # With protocol 3, the pool would hand out connections that the server has closed.
+    fixed = {"retry": _NEVER, "protocol": 2, "decode_responses": False}
+    pool = BlockingConnectionPool(**{**given, **options, **fixed})
+    kind = pool.connection_class
+    pool.connection_class = type(f"Improved{kind.__name__}", (*kinds, _Improved, kind), more)
+    return pool
+
+
+class _Improved(AbstractConnection):
+    """redis-py's connection, but it stops when it is cancelled. redis-py sends through `asyncio.wait_for`, which makes
+    a task of every send and, before Python 3.12, swallows a cancellation that comes as the send ends. A drain once hung
+    that way."""
+
+    async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
+        """As redis-py's, under the same time limit."""
+        seconds, self.socket_timeout = self.socket_timeout, None
+        if seconds is None:
+            return await super().send_packed_command(command, check_health)
+        try:
+            async with asyncio.timeout(seconds):
+                await super().send_packed_command(command, check_health)
+        finally:
+            self.socket_timeout = seconds
