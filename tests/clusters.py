@@ -5,6 +5,7 @@ it.
 """
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -20,6 +21,9 @@ HOST: Final = "127.0.0.1"
 SLOTS: Final = 16384
 NODE_TIMEOUT_MS: Final = 1000
 """After twice this time without an answer a node counts as failed; one replica is primary a second later."""
+
+_FAILOVER_SECONDS: Final = 6.0
+"""A node has given up a `CLUSTER FAILOVER` by then, for example because the others were slow to vote."""
 
 _REPLICATION: Final = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1", "--appendfsync", "no")
 
@@ -163,11 +167,16 @@ class Cluster:
         return next(node for node in self.nodes if node.port == port)
 
     async def fail_over(self, primary: Node) -> Node:
-        """Make the replica of a primary the primary, with both at work. Returns it when all nodes know."""
+        """Make the replica of a primary the primary, with both at work. Returns it when it is and the old one follows."""
         successor = await self.replica_of(primary)
-        await successor.ask("CLUSTER FAILOVER")
+        given_up_at = 0.0
 
         async def follows() -> bool:
+            nonlocal given_up_at
+            if (await successor.ask("ROLE"))[0] != "master" and asyncio.get_running_loop().time() >= given_up_at:
+                given_up_at = asyncio.get_running_loop().time() + _FAILOVER_SECONDS
+                with suppress(ResponseError):  # it has just become the primary
+                    await successor.ask("CLUSTER FAILOVER")
             return await successor.is_primary(replicas=1) and await primary.is_replica()
 
         await eventually(follows, "the primary follows its replica")

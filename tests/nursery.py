@@ -97,7 +97,8 @@ def _nursery() -> socket.socket:
 
 
 def _close(orders: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    orders.send(b"")
+    with orders:
+        orders.send(b"")
     process.wait()
 
 
