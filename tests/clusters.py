@@ -167,7 +167,7 @@ class Cluster:
         return next(node for node in self.nodes if node.port == port)
 
     async def fail_over(self, primary: Node) -> Node:
-        """Make the replica of a primary the primary, with both at work. Returns it when it is and the old one follows."""
+        """Make the replica of a primary the primary, with both at work. Returns it once the old one follows."""
         successor = await self.replica_of(primary)
         given_up_at = 0.0
 
