@@ -295,7 +295,7 @@ async def test_a_commit_rings_and_a_lost_connection_is_noticed(driver: str) -> N
         await bell.wait(DEADLINE_SECONDS)
         async with database.transaction() as connection:
             said = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
-            await connection.execute(text(said))
+            await connection.execute(text(f"{said} AND datname = current_database()"))
         with pytest.raises(LedgerUnavailable, match="the connection that listens was closed"):
             await bell.wait(DEADLINE_SECONDS)
     await database.upgrade(notify=False)

@@ -15,6 +15,7 @@ from tests.servers import ServerHandle
 from tests.waiting import eventually
 from timers.embedded import Family
 from timers.engine import comparing
+from timers.engine.following import Following
 from timers.ledger.database import Database
 from timers.store.following import LEDGER, notes, stages
 from timers.store.servers.connect import connect
@@ -41,8 +42,20 @@ class Gate:
         monkeypatch.setattr(Database, "do", held_up)
 
 
+def leader_looks_late(monkeypatch: pytest.MonkeyPatch, until: asyncio.Event) -> None:
+    """Let the pod that leads a shard miss its changes until then, so that the other one copies them."""
+    follow = Following._follow
+
+    async def late(following: Following, shard: int) -> bool:
+        leads = following._peers.rank(shard) == 0
+        return False if leads and not until.is_set() else await follow(following, shard)
+
+    monkeypatch.setattr(Following, "_follow", late)
+
+
+@pytest.mark.parametrize("is_leader", [True, False])
 async def test_what_a_slow_pod_copies_after_the_check_comes_back_too(
-    database: Database, family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: Database, family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_leader: bool
 ) -> None:
     monkeypatch.setattr(comparing, "COUNT_SECONDS", HOUR_SECONDS)  # the comparison would mend it on a slow machine
     gate, own, data, older = Gate(monkeypatch), OwnServer(family, tmp_path), tmp_path / DATA, tmp_path / "older"
@@ -52,6 +65,8 @@ async def test_what_a_slow_pod_copies_after_the_check_comes_back_too(
     await fleet.client.create("note", "x", delay="24h", payload="old")
     await agreed(database, fleet.store)
     shutil.copytree(data, older)
+    if not is_leader:
+        leader_looks_late(monkeypatch, gate.reached)
     await fleet.client.change("note", "x", payload="new")
     await gate.reached.wait()
     own.down()
@@ -60,7 +75,10 @@ async def test_what_a_slow_pod_copies_after_the_check_comes_back_too(
     await own.up()
 
     async def checked() -> bool:
-        return (await stages(fleet.store, [0]))[0].is_whole
+        stage = (await stages(fleet.store, [0]))[0]
+        found = [pod.worker.following._whole.get(0) for pod in pods if pod.worker.following is not None]
+        looks_no_more = stage.server in {each.server for each in found if each is not None}
+        return stage.is_whole and (is_leader or looks_no_more)
 
     await eventually(checked, "the other pod has checked the shard")
     assert (await fleet.client.get("note", "x")).payload == "old"

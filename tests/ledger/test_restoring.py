@@ -157,8 +157,8 @@ async def test_another_pod_goes_on_where_a_killed_one_was(
 
     async def small(database: Database, shard: int, prefix: str, timer_id: str, **_: int) -> object:
         asked.append(timer_id)
-        if len(asked) == 4:
-            await asyncio.Event().wait()  # here the pod dies
+        if len(asked) == 6:
+            await asyncio.Event().wait()  # here the pod dies: two pages are under way
         return (await pages(database, shard, prefix, timer_id))[:10]
 
     monkeypatch.setattr(rows, "page", small)
@@ -166,7 +166,7 @@ async def test_another_pod_goes_on_where_a_killed_one_was(
     dying = await fleet.pod(Calls(), name="b", ledger=database)
 
     async def stuck() -> bool:
-        return len(asked) == 4
+        return len(asked) == 6
 
     await eventually(stuck, "half of it is restored")
     assert dying.worker.following is not None
@@ -175,8 +175,8 @@ async def test_another_pod_goes_on_where_a_killed_one_was(
     await fleet.kill(dying)
     await fleet.pod(Calls(), name="c", ledger=database)
     assert len(await agreed(database, fleet.store)) == 60
-    assert asked[:4] == ["", "09", "19", "29"]
-    assert asked[4:6] == ["29", "39"]
+    assert asked[:6] == ["", "09", "19", "29", "39", "49"]
+    assert asked[6:8] == ["29", "39"]
 
 
 async def test_a_pod_that_dies_between_redis_and_the_ledger_leaves_no_difference(

@@ -118,12 +118,10 @@ def rebuild(
         with progress("rebuild", sum(found.values())) as tell:
             for shard in found:
                 came = Counter[str]()
-                last, codes = await give_back(store, database, shard, dry_run=dry_run)
-                while last is not None:
+                async for _, codes in give_back(store, database, shard, dry_run=dry_run):
                     came.update(codes)
                     done += len(codes)
                     tell(done)
-                    last, codes = await give_back(store, database, shard, last, dry_run=dry_run)
                 counts = {code: came.pop(code, 0) for code in _COUNTED}
                 report.append({"shard": shard, **counts, "refused": came.total()})
         return report

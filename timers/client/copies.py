@@ -1,7 +1,8 @@
 """Owns the two forms of a timer that is kept twice, its record in Redis and its row in the ledger, and giving Redis
 back what the ledger has."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -16,6 +17,9 @@ from timers.store.restoring import RecordParts, Restored, put_together, restore,
 from timers.store.store import Store
 
 _COLUMN_LIMIT: Final = 2**63
+
+_Given = tuple[str, bytes | None]
+"""What became of a copy, and the record that Redis holds then."""
 
 
 def row_of(shard: int, prefix: str, timer_id: str, record: bytes) -> Row | None:
@@ -101,21 +105,38 @@ async def give_back(
     *,
     since_ms: int = 0,
     dry_run: bool = False,
-) -> tuple[Identity | None, list[str]]:
-    """Make Redis hold the next timers that the ledger has of a shard, changed since a time, and the ledger what Redis
-    holds then. Returns the last of them (None: there are no more), and what became of each, as `restore`."""
+) -> AsyncIterator[tuple[Identity, list[str]]]:
+    """Make Redis hold the timers that the ledger has of a shard, changed since a time, and the ledger what Redis holds
+    then, a page at a time: yields the last timer of each page, and what became of each, as `restore`."""
+    before: Sequence[Row] = []
+    done: list[_Given] = []
     page = await rows.page(database, shard, *after, since_ms=since_ms)
-    if not page:
-        return None, []
-    last, copies = (page[-1].prefix, page[-1].id), restored(page)
+    while page or before:
+        last = (page or before)[-1]
+        try:
+            async with asyncio.TaskGroup() as group:
+                # While Redis takes a page, the ledger keeps what became of the one before, and reads the one after.
+                giving = group.create_task(_give(store, page, dry_run=dry_run))
+                group.create_task(_keep(database, shard, before, done))
+                reading = group.create_task(rows.page(database, shard, last.prefix, last.id, since_ms=since_ms))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        if before:
+            yield (before[-1].prefix, before[-1].id), [code for code, _ in done]
+        before, done, page = page, giving.result(), reading.result()
+
+
+async def _give(store: Store, page: Sequence[Row], *, dry_run: bool) -> list[_Given]:
     if dry_run:
-        return last, await restore(store, copies, cause=RESTORED, jump=JUMP, dry_run=True)
-    done = await restore_and_read(store, copies, cause=RESTORED, jump=JUMP)
+        return [(code, None) for code in await restore(store, restored(page), cause=RESTORED, jump=JUMP, dry_run=True)]
+    return await restore_and_read(store, restored(page), cause=RESTORED, jump=JUMP)
+
+
+async def _keep(database: Database, shard: int, page: Sequence[Row], done: Sequence[_Given]) -> None:
     there = [
         row
-        for copy, (_, record) in zip(copies, done, strict=True)
-        if record is not None and (row := row_of(shard, copy.prefix, copy.id, record)) is not None
+        for before, (_, record) in zip(page, done, strict=True)
+        if record is not None and (row := row_of(shard, before.prefix, before.id, record)) is not None
     ]
     if there:
         await database.do(partial(rows.save, rows=there))
-    return last, [code for code, _ in done]

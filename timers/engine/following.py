@@ -8,7 +8,7 @@ nothing, and begins with what the ledger has of it.
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -92,6 +92,8 @@ class Following:
         """By shard: its stage when this pod last found it whole, which names the server's process."""
         self._unlike: set[int] = set()
         """Shards that do not agree with the ledger yet."""
+        self._helped = set[int]()
+        """Shards of other pods that this one has begun to copy."""
         self._fails = False
         """Whether the ledger was away at the last look."""
         self._servers: set[str] = set()
@@ -170,10 +172,11 @@ class Following:
     async def _help(self, others: Sequence[int]) -> None:
         """Restore shards that other pods lead, if they were lost, and copy what the pods before this one leave alone:
         they may be dead, which is known only seconds later. A server loses all shards at once, so one tells."""
-        left_alone = await self._neglect.left_alone([shard for shard in others if self._peers.rank(shard) == 1])
-        for shard in left_alone:
+        self._helped.update(await self._neglect.left_alone([each for each in others if self._peers.rank(each) == 1]))
+        for shard in sorted(self._helped):
             await self._follow(shard)
-            await self._read(shard, 0)  # takes away what was copied
+            await self._follow(shard)  # takes away what was copied; checks the shard if the server is another by now
+            self._helped.remove(shard)
         if not others or (await stages(self._store, others[:1]))[others[0]].is_whole:
             return
         for shard, stage in (await stages(self._store, others)).items():
@@ -246,21 +249,33 @@ class Following:
         """Give the shard what the ledger has and it lacks, then copy what the ledger lacks. Goes on where another pod
         was. If the shard is lost meanwhile, the next look begins anew."""
         carried, began, count = await founded(self._store, shard), time.monotonic(), 0
-        while not stage.is_whole:
-            await self._progress.reached(shard, stage)
-            if stage.what == COPY.what:
-                reached = await self._copy(shard, int(stage.place))
-            elif stage.what == CHECK:
-                reached, some = await self._check(shard, stage.agreed_ms)
-                count += some
-            else:
-                reached, some = await self._restore(shard, stage)
-                count += some
+        await self._progress.reached(shard, stage)
+        async for reached, some in self._steps(shard, stage):
             if not await advance(self._store, shard, carried, stage, reached):
                 return
-            stage = reached
-        await self._progress.reached(shard, stage)
+            stage, count = reached, count + some
+            await self._progress.reached(shard, stage)
         _log.info("the ledger has all timers", shard=shard, restored=count, seconds=round(time.monotonic() - began, 1))
+
+    async def _steps(self, shard: int, stage: Stage) -> AsyncIterator[tuple[Stage, int]]:
+        """Each stage that was reached, and how many timers the shard lacked or had older, until it is whole."""
+        if stage.what == CHECK:
+            yield WHOLE, await self._check(shard, stage.agreed_ms)
+            return
+        if stage.what != COPY.what:
+            if not stage.place:
+                await give_facts_back(self._store, self._database)
+            pages = give_back(self._store, self._database, shard, keys.identity_of(stage.place))
+            async for last, codes in pages:
+                yield Stage(stage.what, ":".join(last)), codes.count("restored")
+            if stage.what == REBUILD:
+                yield WHOLE, 0
+                return
+            stage = COPY
+            yield stage, 0
+        for first in range(int(stage.place), BUCKETS, COPIED):
+            await self._copy(shard, first)
+            yield (WHOLE if first + COPIED == BUCKETS else Stage(COPY.what, str(first + COPIED))), 0
 
     async def _check_own(self, shard: int, stage: Stage) -> None:
         """If another pod has checked the shard on its new server, check it again: changes that this pod had read on the
@@ -270,27 +285,16 @@ class Following:
             await self._check(shard, before.agreed_ms)
         self._whole[shard] = stage
 
-    async def _check(self, shard: int, agreed_ms: int) -> tuple[Stage, int]:
+    async def _check(self, shard: int, agreed_ms: int) -> int:
         """Give back what has changed since the shard last agreed, on a server that may not have it, and take away what
-        was removed. Returns the stage after it, and how many timers were lost or older."""
-        last: rows.Identity | None = ("", "")
+        was removed. Returns how many timers were lost or older."""
         count, since_ms = 0, agreed_ms - CHECKED_MS
-        while last is not None:
-            last, codes = await give_back(self._store, self._database, shard, last, since_ms=since_ms)
+        async for _, codes in give_back(self._store, self._database, shard, since_ms=since_ms):
             count += codes.count("restored")
-        return WHOLE, count + await take_away(self._store, self._database, shard, since_ms)
+        return count + await take_away(self._store, self._database, shard, since_ms)
 
-    async def _restore(self, shard: int, stage: Stage) -> tuple[Stage, int]:
-        """Give a page of the ledger back. Returns the stage after it, and how many timers the shard lacked."""
-        if not stage.place:
-            await give_facts_back(self._store, self._database)
-        last, codes = await give_back(self._store, self._database, shard, keys.identity_of(stage.place))
-        if last is None:
-            return (WHOLE if stage.what == REBUILD else COPY), 0
-        return Stage(stage.what, ":".join(last)), codes.count("restored")
-
-    async def _copy(self, shard: int, first: int) -> Stage:
-        """Copy some buckets to the ledger. Returns the stage after them."""
+    async def _copy(self, shard: int, first: int) -> None:
+        """Copy some buckets to the ledger."""
         gathered: dict[str, bytes] = {}
         for bucket in range(first, first + COPIED):
             cursor = -1
@@ -301,7 +305,6 @@ class Following:
                     await self._save(_rows(shard, gathered))
                     gathered = {}
         await self._save(_rows(shard, gathered))
-        return WHOLE if first + COPIED == BUCKETS else Stage(COPY.what, str(first + COPIED))
 
     def _now_ms(self) -> int:
         return round(self._store.clock.now_ms())
