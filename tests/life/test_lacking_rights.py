@@ -100,8 +100,8 @@ async def test_a_user_without_a_command_left_half_a_write(fleet: Fleet, limited:
     await grant(fleet.redis, 0, ["note"], without=[lacks])
     whole, caller = await everything(fleet), client_over(limited)
     for call in (
-        caller.create("note", "new", delay="1h"),
         caller.create("note", "x", delay="2h", if_exists="replace"),
+        caller.batch([{"prefix": "note", "id": name, "delay": "2h", "if_exists": "replace"} for name in ("new", "x")]),
         caller.reschedule("note", "x", delay="2h"),
         caller.cancel("note", "x"),
         caller.cancel("note", "x", purge=True),
@@ -114,6 +114,19 @@ async def test_a_user_without_a_command_left_half_a_write(fleet: Fleet, limited:
             await call
     assert await everything(fleet) == whole
     await conserved(fleet.store)
+
+
+@pytest.mark.parametrize(
+    "lacks", ["get", "hdel", "hincrby", "hkeys", "hsetnx", "zadd", "zcount", "zrevrangebyscore", "zscore"]
+)
+async def test_a_new_timer_that_lacks_a_right_changes_nothing(fleet: Fleet, limited: Store, lacks: str) -> None:
+    """It asks for fewer rights than a change, and is refused before it has changed anything for lack of any of them."""
+    due_ms = (await fleet.client.create("note", "x", delay="1h")).due_ms
+    await grant(fleet.redis, 0, ["note"], without=[lacks])
+    whole = await everything(fleet)
+    with pytest.raises(RedisRights, match=rf"(?i)\b{lacks}\b"):
+        await client_over(limited).create("note", "new", due_at=due_ms)
+    assert await everything(fleet) == whole
 
 
 async def test_one_refused_prefix_of_a_batch_holds_up_no_other(fleet: Fleet, limited: Store) -> None:

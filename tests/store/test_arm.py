@@ -45,6 +45,25 @@ async def test_a_new_timer_is_created(store: Store) -> None:
     assert await read(store) == timer
 
 
+@pytest.mark.parametrize("ids", ["a", "abcdabe"])
+async def test_the_long_way_leaves_what_the_short_way_leaves(store: Store, ids: str) -> None:
+    """Of new timers, of which some are due in the same millisecond, some names are taken, and some queues alternate."""
+    due_ms, left = await store.now_ms() + HOUR_MS, []
+    armings = [arming(i, prefix=f"{PREFIX}{n % 3 // 2}", due=f"@{due_ms + n // 4}") for n, i in enumerate(ids)]
+    for room in (None, len(ids)):  # with a quota every timer goes the long way
+        await put(store, "c", prefix=f"{PREFIX}1", due=f"@{due_ms}")
+        codes = [reply.code for reply in await store.arm(armings, room=room)]
+        state = await state_of(store)
+        records = {name: timer._replace(created_ms=0, updated_ms=0) for name, timer in state.records.items()}
+        histories = {name: [(e.status, e.note) for e in timer.history] for name, timer in records.items()}
+        assert {timer.created_ms for timer in state.records.values()} <= {*range(due_ms - HOUR_MS, state.now_ms + 1)}
+        plain = {name: timer._replace(history=()) for name, timer in records.items()}
+        left.append((codes, plain, histories, state.due, state.heads, state.triggers, state.counts, state.prefixes))
+        for one in (arming("c", prefix=f"{PREFIX}1"), *armings):
+            await store.cancel(one.prefix, one.id, purge=True)
+    assert left[0] == left[1]
+
+
 async def test_an_absolute_due_time_is_kept_to_the_millisecond(store: Store) -> None:
     due_ms = await store.now_ms() + 123_456_789
     assert (await armed(store, due=f"@{due_ms}")).due_ms == due_ms

@@ -53,6 +53,7 @@ _ASKED_FOR_NO_RIGHT: Final = {"INFO", "PUBLISH", "RENAME", "TIME"}
 """Commands without which a script changes the same: to tell others, to move a foreign value, and two without a key."""
 
 _COMMENT: Final = re.compile(r"--[^\n]*")
+_NO_CODE: Final = re.compile(r"--[^\n]*|'[^'\n]*'")
 _WORD: Final = re.compile(r"\w+")
 _COMMAND: Final = re.compile(r"\bp?call\('([A-Z]+)'")
 _DEFINITION: Final = re.compile(r"^(?=local )", re.MULTILINE)
@@ -62,37 +63,40 @@ _NAMES: Final = re.compile(r"^local (?:function )?([\w, ]+)")
 @cache
 def source(name: str) -> str:
     """The script's source: its first line, which tells Redis its flags, then what it uses of the common part, then the
-    rest. A script that writes first asks for the right to each of its commands. The name of another room's script
-    begins with the room: `bare/adopt`."""
+    rest. The name of another room's script begins with the room: `bare/adopt`.
+
+    What stands before a line `---` in a script is its short way, which has only the base of the common part. All the
+    rest stands in one function, which the short way does not make; in it a function gets what it uses of the base by
+    copying a pointer, where Lua would search a list for each. If the script writes, the long way first asks for the
+    right to each of its commands; so does `demand()` in the short one."""
     room, _, script = name.rpartition("/")
     folder = files("timers") / (room or "store") / "lua"
-    flags, _, rest = (folder / f"{script}.lua").read_text().partition("\n")
-    common = (files("timers.store") / "lua" / "common.lua").read_text()
-    code = _framed(common, rest)
+    flags, _, code = (folder / f"{script}.lua").read_text().partition("\n")
+    base, _, further = (files("timers.store") / "lua" / "common.lua").read_text().partition("\n---\n")
+    short, _, long = code.rpartition("\n---\n")
+    long = _used(further, long)
     if "no-writes" not in flags:
-        commands = ", ".join(f"'{command}'" for command in sorted(set(_COMMAND.findall(code)) - _ASKED_FOR_NO_RIGHT))
-        code = _framed(common, f"demand({commands})\n{rest}")
-    return f"{flags}\n{code}"
-
-
-def _framed(common: str, rest: str) -> str:
-    """The rest of a script with what it uses of the common part. All but the base stands in one function: there a
-    function gets what it uses of the base by copying a pointer, where Lua would search a list for each."""
-    base, _, further = common.partition("\n---\n")
-    return _used(base, f"local function body()\n{_used(further, rest)}\nend\nreturn body()\n")
+        commands = set(_COMMAND.findall(_used(base, long))) - _ASKED_FOR_NO_RIGHT
+        asking = f"demand({str(sorted(commands))[1:-1]})\n"
+        short, long = short.replace("demand()", asking), asking + long
+    return f"{flags}\n" + _used(base, f"{short}\nlocal function body()\n{long}\nend\nreturn body()\n")
 
 
 def _used(common: str, rest: str) -> str:
     """The rest of a script, after the definitions of the common part that it uses, without comments. Redis runs the
     whole text at each call, and a function costs about as much as a read, used or not: all of them cost 10 µs, those of
     a claim 7."""
-    words = set(_WORD.findall(_COMMENT.sub("", rest)))
+    words = set(_words(rest))
     for definition in reversed(_DEFINITION.split(common)[1:]):
-        code = _COMMENT.sub("", definition)
-        if words.intersection(_WORD.findall(_NAMES.findall(code)[0])):
-            words.update(_WORD.findall(code))
-            rest = code + rest
+        if words & _words(_NAMES.findall(definition)[0]):
+            words |= _words(definition)
+            rest = _COMMENT.sub("", definition) + rest
     return rest
+
+
+@cache
+def _words(code: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(_NO_CODE.sub("", code)))
 
 
 @cache

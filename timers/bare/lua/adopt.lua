@@ -16,9 +16,10 @@ local function adopt(prefix, id, known, deadline, spec)
   local moved = r and r.waits
   if r then leave(prefix, id, r) end
   local cause = moved and 'bare-set-again' or 'bare-adopted'
-  local life = new_life(prefix, r, tonumber(format), tonumber(deadline), spec .. '\n', cause)
+  local due, body = tonumber(deadline), spec .. '\n'
+  local life = r and renew(prefix, r, due, body, cause) or begin(prefix, tonumber(format), due, body)
   if not r then note(life, cause) end
-  schedule(prefix, id, life.due)
+  schedule(prefix, id, due)
   call('ZADD', root .. 'bare', deadline, member)
   life.status = 'w'
   write(member, life)

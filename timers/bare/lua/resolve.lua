@@ -56,7 +56,7 @@ local function heard(prefix, id, member, times, since)
   end
   enqueue(prefix, id, now)
   local cause = 'bare-expired ' .. now_text
-  local life = new_life(prefix, r, tonumber(format), now, '{}\n', cause)
+  local life = r and renew(prefix, r, now, '{}\n', cause) or begin(prefix, tonumber(format), now, '{}\n')
   if not r then note(life, cause) end
   write(member, life)
   return 'due'

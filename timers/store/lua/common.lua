@@ -52,12 +52,17 @@ local now_us = time[1] * 1000000 + time[2]
 local function text(number) return string.format('%d', number) end
 local now_text = text(now)
 
--- The base ends here: `scripts.py` puts what follows into a function.
----
-
 -- Whether the shard belongs to the db that the caller knows. A script that makes a new timer asks this first: if the db was
 -- emptied and made again with another number of shards, the timer belongs to another shard.
 local function carries(epoch) return redis.pcall('GET', root .. 'epoch') == epoch end
+
+local hashed_member, hashed_key   -- hashing a member costs as much as a command, and most are read and then written
+local function record_key(member)
+  if member ~= hashed_member then hashed_member, hashed_key = member, root .. 'rec:' .. string.sub(redis.sha1hex(member), 1, 2) end
+  return hashed_key
+end
+
+local HEAD, HEAD_BYTES = '>I4I4I4I4I8I8I8', 43
 
 -- Publish, and answer to how many. Nobody needs a message, so a user who may not publish changes timers all the same. A cluster
 -- sends a message to all nodes but counts who hears it on this one. So there each shard has its own channels, named by their ends.
@@ -66,6 +71,87 @@ local function publish(channel, message)
   local heard = redis.pcall(is_own and 'SPUBLISH' or 'PUBLISH', is_own and root .. channel or channel, message)
   return type(heard) == 'number' and heard or 0
 end
+
+-- Publish a change to those who watch. Answers whether anybody does.
+local function tell(member, status, version, attempt, due, processor, said)
+  local event = member .. '\n' .. status .. '\n' .. version .. '\n' .. attempt .. '\n' .. due .. '\n' .. now_text .. '\n' .. processor
+  return publish((string.gsub(ARGV[1], 'wake', 'events', 1)), event .. '\n' .. said) > 0
+end
+
+-- The newest fencing token given; 0 if the counter is missing or has an impossible value.
+local function newest_token()
+  local newest = tonumber(redis.pcall('GET', root .. 'token'))
+  return newest and newest > 0 and newest < 2 ^ 53 and math.floor(newest) or 0
+end
+
+-- Do something to trigger keys. Answers nil, or what the user may not do: `SET log:{0}:x`. A user may lack the right to the
+-- triggers of one prefix alone, because they are the only keys that begin with it. So a script does this before any other change.
+local function refused(command, ...)
+  local answer = redis.pcall(command, ...)
+  if type(answer) ~= 'table' or not answer.err then return nil end
+  if redis.acl_check_cmd(command, ...) then error(answer) end
+  return command .. ' ' .. (...)
+end
+
+local function trigger_key(prefix, id) return prefix .. ':' .. tag .. ':' .. id end
+
+-- Set the trigger key. Redis expires a key once its deadline is past, so for an event at the due time it ends a millisecond before
+-- that; but never in the past. Answers as `refused`.
+local earliest = nil
+local function set_trigger(prefix, id, due)
+  local refusal = refused('SET', trigger_key(prefix, id), '1', 'PXAT', text(math.max(due - 1, now + 1)))
+  if not refusal and (not earliest or due < earliest) then earliest = due end
+  return refusal
+end
+
+-- Tell the sweepers of a timer that is due before they would poll.
+local function wake_sweepers()
+  if earliest and earliest <= now + WAKE_HORIZON_MS then publish(ARGV[1], tag .. ' ' .. text(earliest)) end
+end
+
+-- The ordinal of the last entry of a millisecond, given as text; -1 if it has none, which is asked first because that costs less.
+local function last_ordinal(queue, at)
+  local upto = at .. '.9995'
+  if call('ZCOUNT', queue, at, upto) == 0 then return -1 end
+  local last = call('ZREVRANGEBYSCORE', queue, upto, at, 'WITHSCORES', 'LIMIT', '0', '1')[2]
+  return math.min(math.floor((last - at) * ORDINALS + 0.5), ORDINALS - 2)
+end
+
+-- The index of each queue's earliest due, so that ten thousand idle queues cost one look. It is `heads`, or `held` while the
+-- queue is blocked (paused, or at a limit until a time), so that a thousand blocked queues do not hide the others.
+local function heads_key(prefix) return root .. (call('ZSCORE', root .. 'blocked', prefix) and 'held' or 'heads') end
+
+local function queue_key(prefix) return root .. 'due:' .. prefix end
+
+-- The entries of a queue that are written together: score and id in turns.
+local function queue_of(prefix)
+  return {prefix = prefix, key = queue_key(prefix), heads = heads_key(prefix), least = math.huge, newest = {}}
+end
+
+-- The score of a timer, as text and as a number, behind all others of its millisecond, which is given as text too.
+local function next_score(queue, due, at)
+  local ordinal = math.min((queue.newest[due] or last_ordinal(queue.key, at)) + 1, ORDINALS - 1)
+  queue.newest[due] = ordinal
+  if ordinal == 0 then return at, due end
+  -- Four digits tell the fractions apart: at these times a double next to them is the fraction itself.
+  return string.format('%d.%04d', due, ordinal / ORDINALS * 10000), due + ordinal / ORDINALS
+end
+
+local function enter(queue, id, score, number)
+  local n = #queue
+  queue[n + 1], queue[n + 2] = score, id
+  if number < queue.least then queue.first, queue.least = score, number end
+end
+
+-- Write the entries, and the queue's head if that is one of them. Answers how many were not there.
+local function write_entries(queue)
+  local added = call('ZADD', queue.key, unpack(queue))
+  call('ZADD', queue.heads, 'LT', queue.first, queue.prefix)
+  return added
+end
+
+-- The base ends here, with all that a short way may use: `scripts.py` puts what follows into a function.
+---
 
 -- Epoch ms of a due time given as `@<epoch ms>` or `+<ms from now>`; and the creation of a timer that the ledger has already, given
 -- as `@<epoch ms>/<creation>`.
@@ -81,22 +167,13 @@ end
 -- Keys. `member` is `<prefix>:<id>`; a prefix has no colon, so the first colon divides it.
 local function member_of(prefix, id) return prefix .. ':' .. id end
 local function is_member(name) return string.find(name, '^[a-z0-9][a-z0-9_.-]*:%w[%w_.:@~+=-]*$') ~= nil end
-local function trigger_key(prefix, id) return prefix .. ':' .. tag .. ':' .. id end
-local function queue_key(prefix) return root .. 'due:' .. prefix end
 local function lease_key(member) return root .. 'lease:' .. member end
 -- Finished timers by status; with `t` those that are retrying: scheduled, and the last attempt has failed.
 local function finished_key(status, prefix)
   return root .. (status == 't' and 'retrying:' or 'finished:' .. status .. ':') .. prefix
 end
-local hashed_member, hashed_key   -- hashing a member costs as much as a command, and most are read and then written
-local function record_key(member)
-  if member ~= hashed_member then hashed_member, hashed_key = member, root .. 'rec:' .. string.sub(redis.sha1hex(member), 1, 2) end
-  return hashed_key
-end
-
 -- The record: a head, then lines of JSON and of history, which are never decoded here (PROTOCOL.md has both formats of the head). It
 -- keeps its format here; only what a pod writes anew, at `arm` and `settle`, has the newest that all pods read.
-local HEAD, HEAD_BYTES = '>I4I4I4I4I8I8I8', 43
 local TEXT = '^1 ([swrcfux]) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) %d+\n()'
 
 local function parse_text(raw)
@@ -242,9 +319,7 @@ local function announce(member, r, said, raw)
     if followed then follow(member, r) end
     if #hooks > 0 then post(member, r, said, raw) end
   end
-  if not watched then return end
-  local event = table.concat({member, r.status, r.version, r.attempt, text(r.due), now_text, r.processor or '-', said}, '\n')
-  watched = publish((string.gsub(ARGV[1], 'wake', 'events', 1)), event) > 0
+  if watched then watched = tell(member, r.status, r.version, r.attempt, text(r.due), r.processor or '-', said) end
 end
 
 local function put(member, r, said, raw)
@@ -324,16 +399,6 @@ local function to_change(prefix, id, version, edit_lock_ms)
   return r, raw, code
 end
 
--- The index of each queue's earliest due, so that ten thousand idle queues cost one look. It is `heads`, or `held` while the
--- queue is blocked (paused, or at a limit until a time), so that a thousand blocked queues do not hide the others.
-local heads_of = {}
-local function heads_key(prefix)
-  if not heads_of[prefix] then
-    heads_of[prefix] = root .. (call('ZSCORE', root .. 'blocked', prefix) and 'held' or 'heads')
-  end
-  return heads_of[prefix]
-end
-
 local function refresh_head(prefix)
   local first = call('ZRANGE', queue_key(prefix), '0', '0', 'WITHSCORES')
   if first[2] then call('ZADD', heads_key(prefix), first[2], prefix)
@@ -345,14 +410,7 @@ local function block(prefix, until_ms)
   call('ZREM', heads_key(prefix), prefix)
   if until_ms then call('ZADD', root .. 'blocked', until_ms, prefix)
   else call('ZREM', root .. 'blocked', prefix) end
-  heads_of[prefix] = nil
   refresh_head(prefix)
-end
-
--- The newest fencing token given; 0 if the counter is missing or has an impossible value.
-local function newest_token()
-  local newest = tonumber(redis.pcall('GET', root .. 'token'))
-  return newest and newest > 0 and newest < 2 ^ 53 and math.floor(newest) or 0
 end
 
 -- Remove a record. A token is nearly always behind the millisecond in which its timer was created; else the newest one is made so.
@@ -384,19 +442,20 @@ local function end_retrying(prefix, id, r)
   if r.failures ~= 0 and call('ZREM', finished_key('t', prefix), id) == 1 then refresh_retrying(prefix) end
 end
 
--- A record that is armed anew, in a format if there is none. It is scheduled and keeps the timer's token, because tokens only
--- grow. If the last occurrence has started, it is the next one; otherwise one idempotency key would stand for two different runs.
--- A new timer is created now, but no earlier than the newest token. `remove` sees to it that this is after the creation of every
--- earlier timer of that name that ran, also if the server's clock was set back. So no idempotency key, which has the creation in
--- it, ever comes again.
+-- The record of a new timer. It is created now, but no earlier than the newest token. `remove` sees to it that this is after the
+-- creation of every earlier timer of that name that ran, also if the server's clock was set back. So no idempotency key, which has the
+-- creation in it, ever comes again.
 local birth = nil
-local function new_life(prefix, r, format, due, body, said, created)
-  if not r then
-    count('s', prefix, 1)
-    birth = birth or math.max(now, math.floor(newest_token() / 1000))
-    return {format = format, status = 's', version = 1, token = 0, attempt = 0, failures = 0, occurrence = 1, due = due,
-            created = created or birth, kept = created, body = body}
-  end
+local function begin(prefix, format, due, body, created)
+  count('s', prefix, 1)
+  birth = birth or math.max(now, math.floor(newest_token() / 1000))
+  return {format = format, status = 's', version = 1, token = 0, attempt = 0, failures = 0, occurrence = 1, due = due,
+          created = created or birth, kept = created, body = body}
+end
+
+-- A record that is armed anew. It is scheduled and keeps the timer's token, because tokens only grow. If the last occurrence has
+-- started, it is the next one; otherwise one idempotency key would stand for two different runs.
+local function renew(prefix, r, due, body, said)
   if r.attempt ~= 0 then r.occurrence = r.occurrence + 1 end
   recount(r.status, 's', prefix)
   r.status, r.attempt, r.failures, r.due = 's', 0, 0, due
@@ -404,8 +463,6 @@ local function new_life(prefix, r, format, due, body, said, created)
   note(r, said)
   return r
 end
-
-local earliest = nil
 
 -- A lease and its ms left. It is `<pod> <token>` with a TTL; anything else in its place is foreign.
 local function lease_of(member)
@@ -423,35 +480,13 @@ local function take_lease(member, pod, token, lease_ms)
   return true
 end
 
--- The ordinal of the last entry of a millisecond, given as text; -1 if it has none, which is asked first because that costs less.
-local function last_ordinal(queue, at)
-  local upto = at .. '.9995'
-  if call('ZCOUNT', queue, at, upto) == 0 then return -1 end
-  local last = call('ZREVRANGEBYSCORE', queue, upto, at, 'WITHSCORES', 'LIMIT', '0', '1')[2]
-  return math.min(math.floor((last - at) * ORDINALS + 0.5), ORDINALS - 2)
-end
-
--- Put a timer into the due index, behind all others of the same millisecond. Answers its due time as text. The entries of a queue
--- are written together, by `flush`.
+-- Put a timer into the due index, behind all others of its millisecond. Answers its due time as text. The entries of a queue are
+-- written together, by `flush`.
 local entries = {}
-local function first_entry(prefix)
-  entries[prefix] = {key = queue_key(prefix), first = math.huge, last = {}}
-  return entries[prefix]
-end
-
 local function enqueue(prefix, id, due)
-  local queue = entries[prefix] or first_entry(prefix)
-  local ordinal, at = queue.last[due], text(due)
-  if not ordinal then
-    ordinal = last_ordinal(queue.key, at)
-    queue.first = math.min(queue.first, due + (ordinal + 1) / ORDINALS)
-  end
-  ordinal = math.min(ordinal + 1, ORDINALS - 1)
-  queue.last[due] = ordinal
-  local n = #queue
-  -- Four digits tell the fractions apart: at these times a double next to them is the fraction itself.
-  queue[n + 1] = ordinal == 0 and at or string.format('%d.%04d', due, ordinal / ORDINALS * 10000)
-  queue[n + 2] = id
+  entries[prefix] = entries[prefix] or queue_of(prefix)
+  local at = text(due)
+  enter(entries[prefix], id, next_score(entries[prefix], due, at))
   return at
 end
 
@@ -460,9 +495,8 @@ local function flush(prefix)
   if not queue then return end
   entries[prefix] = nil
   -- An entry that is there already belongs to a lost record and is still counted.
-  local known = #queue / 2 - call('ZADD', queue.key, unpack(queue))
+  local known = #queue / 2 - write_entries(queue)
   if known > 0 then count('s', prefix, -known) end
-  call('ZADD', heads_key(prefix), 'LT', string.format('%.17g', queue.first), prefix)
 end
 
 -- The deadline of a bare key that the shard knows; nil if it knows none. A score that is no time is foreign, and goes.
@@ -470,23 +504,6 @@ local function known_deadline(member)
   local score = tonumber(call('ZSCORE', root .. 'bare', member) or '')
   if score and score >= 0 and score < 2 ^ 53 then return score end
   if score then call('ZREM', root .. 'bare', member) end
-end
-
--- Do something to trigger keys. Answers nil, or what the user may not do: `SET log:{0}:x`. A user may lack the right to the
--- triggers of one prefix alone, because they are the only keys that begin with it. So a script does this before any other change.
-local function refused(command, ...)
-  local answer = redis.pcall(command, ...)
-  if type(answer) ~= 'table' or not answer.err then return nil end
-  if redis.acl_check_cmd(command, ...) then error(answer) end
-  return command .. ' ' .. (...)
-end
-
--- Set the trigger key. Redis expires a key once its deadline is past, so for an event at the due time it ends a millisecond before
--- that; but never in the past. Answers as `refused`.
-local function set_trigger(prefix, id, due)
-  local refusal = refused('SET', trigger_key(prefix, id), '1', 'PXAT', text(math.max(due - 1, now + 1)))
-  if not refusal and (not earliest or due < earliest) then earliest = due end
-  return refusal
 end
 
 local function drop_trigger(prefix, id) return refused('DEL', trigger_key(prefix, id)) end
@@ -530,15 +547,12 @@ local function tally(prefix, by_status)
   elseif ended and sum < 0 and not has_counts(prefix, call) then call('ZREM', root .. 'prefixes', prefix) end
 end
 
--- Call once, last: adds up the counters, writes the notes for the ledger, and tells the sweepers about a timer that is due before
--- they would poll.
+-- Call once, last: adds up the counters, writes the notes for the ledger, and wakes the sweepers.
 local function conclude()
   write_notes()
   for prefix in pairs(entries) do flush(prefix) end
   for prefix, by_status in pairs(tallies) do tally(prefix, by_status) end
-  if earliest and earliest <= now + WAKE_HORIZON_MS then
-    publish(ARGV[1], tag .. ' ' .. text(earliest))
-  end
+  wake_sweepers()
 end
 
 -- Take `n` fresh tokens and return the newest. The counter alone could repeat tokens: if the server loses its last seconds, it

@@ -44,19 +44,16 @@ local function is_gone(r, member)
   return created and tonumber(created) >= r.created
 end
 
--- Put a timer into the due index, at its place among those of its millisecond.
-local function enqueue_at(prefix, id, score)
-  local queue = entries[prefix] or first_entry(prefix)
-  local n = #queue
-  queue[n + 1], queue[n + 2], queue.first = score, id, math.min(queue.first, tonumber(score))
-end
-
 -- Put a timer into the index of its status. An entry that is there already belongs to a lost record, and is still counted.
 local function index(prefix, id, member, r, since, score)
   local added = 1
   if r.status == 's' then
-    if score and math.floor(tonumber(score) or -1) == r.due then enqueue_at(prefix, id, score)
-    else enqueue(prefix, id, r.due) end
+    if score and math.floor(tonumber(score) or -1) == r.due then
+      entries[prefix] = entries[prefix] or queue_of(prefix)
+      enter(entries[prefix], id, score, tonumber(score))
+    else
+      enqueue(prefix, id, r.due)
+    end
     if r.failures ~= 0 then begin_retrying(prefix, id, since) end
   elseif r.status == 'r' then
     local held, left = lease_of(member)
