@@ -116,6 +116,7 @@ PREFIXES_RULE: Final = f"{PREFIX_RULE}, or the beginning of prefixes followed by
 ID_RULE: Final = f"an id like {ID_PATTERN}"
 
 _PREFIX: Final = re.compile(rf"(?!{RESERVED_PREFIX}\Z){PREFIX_PATTERN}")
+_CALLERS_PREFIX: Final = re.compile(rf"(?!{RESERVED_PREFIX}(?:\.|\Z)){PREFIX_PATTERN}")
 _ID: Final = re.compile(ID_PATTERN)
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 """W3C Trace Context §3.2: version, trace, parent, flags."""
@@ -155,12 +156,13 @@ def covers(prefixes: str, prefix: str) -> bool:
 
 def check_callers_prefix(value: object, field: str = "prefix") -> str:
     """As `check_prefix`, but also refuses the service's own prefixes, whose timers nobody else makes or changes."""
-    prefix = check_prefix(value, field)
-    if prefix.startswith(OWN_PREFIXES):
-        raise InvalidInput.of(
-            field, prefix, f"a prefix that does not begin with {OWN_PREFIXES!r}, which is reserved for the service"
-        )
-    return prefix
+    if isinstance(value, str) and _CALLERS_PREFIX.fullmatch(value):
+        return value
+    raise InvalidInput.of(
+        field,
+        check_prefix(value, field),
+        f"a prefix that does not begin with {OWN_PREFIXES!r}, which is reserved for the service",
+    )
 
 
 def check_id(value: object, field: str = "id") -> str:

@@ -1,6 +1,7 @@
 """Every key name that Python builds or reads. The scripts build the rest from the shard's root (lua/common.lua)."""
 
 import re
+from functools import cache
 from typing import Final
 
 META: Final = "timers:meta"
@@ -51,6 +52,7 @@ def identity_of(member: str) -> tuple[str, str]:
     return prefix, timer_id
 
 
+@cache
 def root(shard: int) -> str:
     """Root of a shard's keys; the braces make it one hash slot of a cluster."""
     return f"timers:{{{shard}}}:"

@@ -158,11 +158,15 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
 async def run(redis: Redis | Scripts, name: str, root: str, arguments: Sequence[Argument], wake: str) -> Any:
     """Run a script. Each has the channel of wake-ups as its first argument. Raises Unavailable. A server that lost its
     script cache gets the script again."""
-    with reachable(alone=True):
+    try:
         try:
             return await redis.evalsha(digest(name), 1, root, wake, *arguments)
         except NoScriptError:
             return await redis.eval(source(name), 1, root, wake, *arguments)
+    except Exception as error:  # as `reachable`, which takes more calls: our connections lose no cancellation
+        if (meant := _meant(error, alone=True)) is not None:
+            raise meant from error
+        raise
 
 
 async def run_all(redis: Redis | Scripts, name: str, calls: Sequence[Call], wake: str) -> list[Any]:
