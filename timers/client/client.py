@@ -54,7 +54,7 @@ from timers.store.membership import Member
 from timers.store.notifications import changes
 from timers.store.servers.connect import connect
 from timers.store.servers.durability import FSYNC
-from timers.store.store import Arming, Store
+from timers.store.store import ARM_LIMIT, Arming, Store
 
 if TYPE_CHECKING:
     from timers.client.ledger_first import LedgerFirst
@@ -62,6 +62,9 @@ if TYPE_CHECKING:
 
 BATCH_LIMIT: Final = 1000
 """Timers that one batch may arm."""
+
+_TRANSACTION_LIMIT: Final = 2 * ARM_LIMIT
+"""Timers that are armed together if the ledger gets them first: a transaction costs more than a call."""
 
 _log = get_logger("timers.client")
 
@@ -137,14 +140,15 @@ class TimerClient(Timers):
         self._store, self._feed, self._declared = store, Feed(partial(changes, store)), Declared(store)
         self._quotas = Quotas(store, edit_lock_ms=self._edit_lock_ms)
         arm: ArmAll = self._quotas.arm
+        together = ARM_LIMIT
         if self._database is not None:
             from timers.client.ledger_first import LedgerFirst  # noqa: PLC0415 (what it needs is an extra)
 
             self._ledger = LedgerFirst(store, self._quotas, self._database)
-            arm = self._ledger.arm
+            arm, together = self._ledger.arm, _TRANSACTION_LIMIT
         elif self._durability == "ledger":
             self._durability = "fast"
-        self._group_commit = GroupCommit(store, arm)
+        self._group_commit = GroupCommit(store, arm, together)
         return store
 
     async def __aenter__(self) -> Self:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from timers.errors import Unavailable
 from timers.store.callers import Quota
-from timers.store.store import ARM_LIMIT, Arming, Reply, Store
+from timers.store.store import Arming, Reply, Store
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -28,9 +28,9 @@ so that those that wait only for Redis wait for nothing else."""
 class GroupCommit:
     """The arms of one client."""
 
-    def __init__(self, store: Store, arm_all: ArmAll) -> None:
-        """`arm_all` arms timers of one durability."""
-        self._store, self.arm_all = store, arm_all
+    def __init__(self, store: Store, arm_all: ArmAll, together: int) -> None:
+        """`arm_all` arms timers of one durability, best so many `together`."""
+        self._store, self.arm_all, self._together = store, arm_all, together
         self._waiting: defaultdict[_Group, list[_Waiting]] = defaultdict(list)
         self._busy: dict[_Group, asyncio.Task[None] | None] = {}
 
@@ -74,7 +74,7 @@ class GroupCommit:
         """The results of arming the items of a batch: in parts, each planned while the server works on those before, or
         all `together`. Raises what a part raises; other parts may be armed then."""
         # Parts that meet a shard that nobody has founded found it and repeat themselves, in any order.
-        size = ARM_LIMIT if self._store.identity.armed and not together else max(1, len(items))
+        size = self._together if self._store.identity.armed and not together else max(1, len(items))
         parts: list[asyncio.Task[list[R]]] = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -99,9 +99,9 @@ class GroupCommit:
 
     def _take(self, group: _Group) -> list[_Waiting]:
         wanted = [one for one in self._waiting.pop(group, ()) if not one[1].done()]
-        if len(wanted) > ARM_LIMIT:
-            self._waiting[group] = wanted[ARM_LIMIT:]
-        return wanted[:ARM_LIMIT]
+        if len(wanted) > self._together:
+            self._waiting[group] = wanted[self._together :]
+        return wanted[: self._together]
 
     async def _arm(self, some: list[_Waiting], group: _Group) -> None:
         armings = [arming for arming, _ in some]
