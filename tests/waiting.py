@@ -11,13 +11,19 @@ DEADLINE_SECONDS: Final = 100.0
 
 _LOOK_SECONDS: Final = 0.01
 
+_REST: Final = 3.0
+"""How much longer than a look is the time to the next, so that what is waited for gets the cores."""
+
 
 async def eventually(look: Callable[[], Awaitable[T | None]], what: str, *, seconds: float = DEADLINE_SECONDS) -> T:
     """Returns the first true result of `look`. Fails the test after the deadline, saying that `what` did not happen."""
+    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(seconds):
-            while not (answer := await look()):  # noqa: ASYNC110 (another process sets no event here)
-                await asyncio.sleep(_LOOK_SECONDS)
+            began = loop.time()
+            while not (answer := await look()):
+                await asyncio.sleep(max(_LOOK_SECONDS, _REST * (loop.time() - began)))
+                began = loop.time()
     except TimeoutError:
         raise AssertionError(f"not within {seconds:g} seconds: {what}") from None
     return answer
