@@ -157,10 +157,14 @@ class SharedServers:
     async def stop(self) -> None:
         for server in self._running.values():
             await server.stop()
-        for cluster in self._clusters.values():
-            cluster.stop()
-        for sentinels in self._sentinels.values():
-            sentinels.stop()
+        self.stop_topologies()
+
+    def stop_topologies(self) -> None:
+        """End clusters and Sentinels, which talk to each other all the time. Another test may start them again."""
+        for each in (*self._clusters.values(), *self._sentinels.values()):
+            each.stop()
+        self._clusters.clear()
+        self._sentinels.clear()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -173,13 +177,20 @@ async def servers(
     await shared.stop()
 
 
+@pytest.fixture(scope="module")
+def topologies(servers: SharedServers) -> Iterator[SharedServers]:
+    """The session's servers, of which the tests of a file leave no cluster and no Sentinels."""
+    yield servers
+    servers.stop_topologies()
+
+
 @pytest.fixture
-async def cluster(servers: SharedServers, family: Family) -> Cluster:
+async def cluster(topologies: SharedServers, family: Family) -> Cluster:
     """A cluster whose nodes the test may kill, stop and fail over."""
-    return await servers.cluster(family)
+    return await topologies.cluster(family)
 
 
 @pytest.fixture
-async def sentinels(servers: SharedServers, family: Family) -> Sentinels:
+async def sentinels(topologies: SharedServers, family: Family) -> Sentinels:
     """Sentinels and servers that the test may kill, stop and fail over."""
-    return await servers.sentinels(family)
+    return await topologies.sentinels(family)
