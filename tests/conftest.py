@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add options."""
-    parser.addoption("--every-server", action="store_true", help="all tests of a `family` on Redis and on Valkey")
+    parser.addoption("--every-server", action="store_true", help="run each test on all servers that it can run on")
     parser.addoption("--on", choices=TOPOLOGIES, default=ONE_SERVER, help="tests of one server on this instead")
 
 
@@ -95,13 +95,16 @@ def _is_anywhere(item: pytest.Item) -> bool:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """What the server itself does may differ between the families: tests of that (`every_server`) run on both, and so
-    do those of the store, which show that each script does the same on both. What pods make of it runs on one."""
-    on = metafunc.config.getoption("on")
+    """The rule of what runs where. What the server itself does may differ between the families: tests of that
+    (`every_server`) run on both, and so do those of the store, which show that each script does the same on both: on a
+    Valkey by itself, and on Redis as a cluster, which refuses more. What pods make of it runs on one.
+    `--every-server` runs all."""
+    on, all_servers = metafunc.config.getoption("on"), metafunc.config.getoption("every_server")
     if "family" in metafunc.fixturenames:
-        each = metafunc.config.getoption("every_server") or metafunc.definition.get_closest_marker("every_server")
+        each = all_servers or metafunc.definition.get_closest_marker("every_server")
         metafunc.parametrize("family", FAMILIES if each else FAMILIES[:1])
-    for name, usual in (("backend", ("fake", *KINDS)), ("kind", KINDS)):
+    kinds = KINDS if all_servers else ("valkey", "cluster")
+    for name, usual in (("backend", ("fake", *kinds)), ("kind", kinds)):
         if name in metafunc.fixturenames and name not in _own_parameters(metafunc):
             metafunc.parametrize(name, usual if on == ONE_SERVER else FAMILIES)
 
