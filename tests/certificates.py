@@ -32,17 +32,20 @@ def openssl() -> str:
     pytest.skip("no openssl on this machine")
 
 
+_NEW_KEY: Final = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+
+
 def self_signed(folder: Path, name: str = "localhost") -> Path:
     """A self-signed certificate for a name, with its key in the same file."""
     key, certificate, both = folder / "server.key", folder / "server.crt", folder / "server.pem"
-    options = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={name} -addext subjectAltName=DNS:{name}"
+    options = f"req -x509 {_NEW_KEY} -days 2 -subj /CN={name} -addext subjectAltName=DNS:{name}"
     command = [openssl(), *options.split(), "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True)
     both.write_text(key.read_text() + certificate.read_text())
     return both
 
 
-_REQUEST: Final = "req -newkey rsa:2048 -nodes"
+_REQUEST: Final = f"req {_NEW_KEY}"
 _SIGN: Final = "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names"
 
 

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,15 @@ def rendered(overlay: str) -> str:
     return done.stdout
 
 
+@cache
+def manifests(overlay: str) -> Sequence[Any]:
+    """All of an overlay, for reading."""
+    return list(yaml.safe_load_all(rendered(overlay)))
+
+
 def of_kind(overlay: str, *kinds: str) -> dict[str, Any]:
     """The manifests of these kinds, by name."""
-    found = [each for each in yaml.safe_load_all(rendered(overlay)) if each["kind"] in kinds]
+    found = [each for each in manifests(overlay) if each["kind"] in kinds]
     return {each["metadata"]["name"]: each for each in found}
 
 
