@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from tests.certificates import trust_no_strangers
+from tests.orders import order
 from timers_processors.command import main
 
 ROOT: Final = Path(__file__).parents[1]
@@ -73,15 +74,14 @@ def start_timers(
     if sys.platform != "linux" or environ["PYTHONPATH"].split(os.pathsep)[0] != str(ROOT):
         command = [sys.executable, "-m", "timers", *arguments]
         return subprocess.Popen(command, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        order = json.dumps([list(arguments), str(cwd), dict(environ)]).encode()
-        socket.send_fds(_nursery(), [order], [out.fileno(), err.fileno(), theirs.fileno()])
-    return Child(int(ours.recv(16)), ours)
+    with Path(os.devnull).open() as nothing:
+        files = nothing.fileno(), out.fileno(), err.fileno()
+        return Child(*order(nursery(), arguments, cwd=str(cwd), first=str(cwd), environ=environ, files=files))
 
 
 @cache
-def _nursery() -> socket.socket:
+def nursery() -> socket.socket:
+    """What takes orders."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         number = theirs.fileno()
@@ -119,11 +119,13 @@ def _serve(orders: socket.socket) -> None:
             os.read(wake, 4096)
             _tell_ends(parents)
         if orders.fileno() in ready:
-            order, ancillary, _, _ = orders.recvmsg(_MOST_BYTES, socket.CMSG_SPACE(3 * array.array("i").itemsize))
-            if not order:
+            said, ancillary, _, _ = orders.recvmsg(_MOST_BYTES, socket.CMSG_SPACE(4 * array.array("i").itemsize))
+            if not said:
                 sys.exit()
-            files = array.array("i", b"".join(data for _, _, data in ancillary))
-            parent = socket.socket(fileno=files[2])
+            if b"ledger" in said.lower():
+                import_ledger()
+            *files, told = array.array("i", b"".join(data for _, _, data in ancillary))
+            parent = socket.socket(fileno=told)
             if (pid := os.fork()) == 0:
                 signal.set_wakeup_fd(-1)
                 for number in (signal.SIGCHLD, signal.SIGINT):
@@ -134,13 +136,13 @@ def _serve(orders: socket.socket) -> None:
                     each.close()
                 os.close(wake)
                 os.close(woken)
-                arguments, cwd, environ = json.loads(order)
-                _become(arguments, cwd, environ, files[0], files[1])
+                arguments, cwd, first, environ = json.loads(said)
+                _become(arguments, cwd, first, environ, files)
                 return
             parents[pid] = parent
             parent.send(str(pid).encode())
-            os.close(files[0])
-            os.close(files[1])
+            for file in files:
+                os.close(file)
 
 
 def _tell_ends(parents: dict[int, socket.socket]) -> None:
@@ -155,22 +157,32 @@ def _tell_ends(parents: dict[int, socket.socket]) -> None:
                 continue  # whoever started it is no longer interested
 
 
-def _become(arguments: list[str], cwd: str, environ: dict[str, str], out: int, err: int) -> None:
-    os.dup2(out, 1)
-    os.dup2(err, 2)
-    os.closerange(3, max(out, err) + 1)
+def _become(arguments: list[str], cwd: str, first: str, environ: dict[str, str], files: Sequence[int]) -> None:
+    for number, given in enumerate(files):
+        os.dup2(given, number)
+    os.closerange(3, max(files) + 1)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environ)
     time.tzset()
     sys.argv[1:] = arguments
-    sys.path[0] = cwd  # as `python -m` does
-    sys.path[1:1] = [path for path in environ["PYTHONPATH"].split(os.pathsep) if path not in sys.path]
+    sys.path[0] = first
+    wanted = environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [path for path in wanted if path and path not in sys.path]
+
+
+@cache
+def import_ledger() -> None:
+    """Make the imports of who has a ledger, for all that are started from now on."""
+    for name in ("timers.ledger.database", "timers.cli.ledger", "aiosqlite", "asyncpg"):
+        import_module(name)
+    gc.freeze()
 
 
 if __name__ == "__main__":
-    for name in ("cli.pods", "cli.timers", "cli.operating", "cli.watching", "dashboard"):
-        import_module(f"timers.{name}")
+    for name in ("moving", "operating", "planning", "pods", "timers", "watching"):
+        import_module(f"timers.cli.{name}")
+    import_module("timers.dashboard")
     for name in ("hooks", "log", "send_message", "webhook"):
         import_module(f"timers_processors.{name}")
     trust_no_strangers()

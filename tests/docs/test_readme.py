@@ -24,6 +24,8 @@ from typing import Final
 import pytest
 
 from tests.cli.commands import Process, clean_environment
+from tests.nursery import nursery
+from tests.orders import SOCKET, shell_function
 from tests.waiting import eventually
 from timers import Status, TimerClient
 from timers.embedded import running_url
@@ -148,12 +150,15 @@ async def reader() -> AsyncIterator[Reader]:
         shell = await asyncio.create_subprocess_exec(
             *("bash", "-eo", "pipefail"),
             cwd=folder,
-            env=clean_environment({}),
+            env=clean_environment({SOCKET: str(nursery().fileno())}),
+            pass_fds=(nursery().fileno(),),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             limit=1 << 20,
         )
+        assert shell.stdin is not None
+        shell.stdin.write(f"{shell_function()}\n".encode())
         one = Reader(folder, shell)
         try:
             yield one

@@ -3,7 +3,6 @@
 import asyncio
 import re
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from tests.engine.fleet import Calls, Fleet, until
 from tests.install.environment import ROOT
 from tests.life.test_losses import socket_of
 from tests.members import declare
+from tests.nursery import nursery
+from tests.orders import SOCKET, shell_function
 from tests.servers import ServerHandle, start_server
 from tests.waiting import patient
 from timers.client import TimerClient
@@ -65,13 +66,12 @@ class Machine:
 
     async def _shell(self, line: str) -> str:
         socket = "" if self.server is None else socket_of(self.server)
-        names = (
-            f'redis-cli() {{ command redis-cli -s {socket} "$@"; }}; timers() {{ {sys.executable} -m timers "$@"; }}'
-        )
+        names = f'redis-cli() {{ command redis-cli -s {socket} "$@"; }}; {shell_function()}'
         shell = await asyncio.create_subprocess_exec(
             *("bash", "-c", f"set -eo pipefail; {names}; {line}"),
             cwd=self._folder / "server",
-            env=clean_environment({"PYTHONPATH": str(ROOT), "TIMERS_REDIS_URL": f"unix://{socket}?db=0"}),
+            env=clean_environment({SOCKET: str(nursery().fileno()), "TIMERS_REDIS_URL": f"unix://{socket}?db=0"}),
+            pass_fds=(nursery().fileno(),),
             stdout=asyncio.subprocess.PIPE,
         )
         out, _ = await shell.communicate()
