@@ -17,7 +17,7 @@ from timers.core.cron import check_cron, next_after, parse_timezone
 from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS, parse_time, to_datetime
 from timers.errors import InvalidInput
 
-steady = settings(max_examples=150)
+steady = settings(max_examples=60)
 
 MINUTE = timedelta(minutes=1)
 MATCHES = Callable[[datetime], bool]
