@@ -25,6 +25,9 @@ NODE_TIMEOUT_MS: Final = 1000
 _FAILOVER_SECONDS: Final = 6.0
 """A node has given up a `CLUSTER FAILOVER` by then, for example because the others were slow to vote."""
 
+_WHOLE: Final = ("CLUSTER INFO", "CLUSTER SLOTS", "ROLE")
+"""What tells whether a cluster is whole."""
+
 _REPLICATION: Final = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1", "--appendfsync", "no")
 
 
@@ -54,6 +57,14 @@ class Node(OwnServer):
         """The answer to a command, on a connection of its own."""
         async with client(self.port) as redis:
             return await redis.execute_command(*command)
+
+    async def ask_all(self, *commands: str) -> list[Any]:
+        """The answers to commands, on one connection."""
+        async with client(self.port) as redis, redis.pipeline(transaction=False) as pipeline:
+            for command in commands:
+                pipeline.execute_command(command)
+            answers: list[Any] = await pipeline.execute()
+        return answers
 
     async def is_primary(self, *, replicas: int) -> bool:
         """Whether it is a primary with so many replicas."""
@@ -220,13 +231,13 @@ class Cluster:
 
     async def _is_whole(self) -> bool:
         try:
-            infos = await asyncio.gather(*(node.ask("CLUSTER INFO") for node in self.nodes))
-            slots = await asyncio.gather(*(node.ask("CLUSTER SLOTS") for node in self.nodes))
-            heads = await asyncio.gather(*(node.is_primary(replicas=self.replicas) for node in self.nodes))
-            following = await asyncio.gather(*(node.is_replica() for node in self.nodes))
+            said = await asyncio.gather(*(node.ask_all(*_WHOLE) for node in self.nodes))
         except (RedisError, OSError):
             return False  # loading
+        infos, slots, roles = zip(*said, strict=True)
         all_ok = all(info["cluster_state"] == "ok" and info["cluster_slots_ok"] == str(SLOTS) for info in infos)
         owners = {tuple(sorted((begin, end, head[1]) for begin, end, head, *_ in said)) for said in slots}
+        heads = [role for role in roles if role[0] == "master" and len(role[2]) == self.replicas]
+        following = [role for role in roles if role[0] == "slave" and role[3] == "connected"]
         all_ok = all_ok and len(owners) == 1
-        return all_ok and sum(heads) == self.size and sum(following) == self.size * self.replicas
+        return all_ok and len(heads) == self.size and len(following) == self.size * self.replicas
