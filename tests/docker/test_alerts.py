@@ -450,8 +450,8 @@ async def test_a_primary_that_is_away_rings_as_redis_does(stage: Stage, cluster:
 def replay(
     folder: Path, gauges: set[str], scrapes: Sequence[Samples], expected: Mapping[str, set[str]], ignored: Iterable[str]
 ) -> None:
-    """Let promtool check that exactly the `expected` alerts ring at these times, whatever the `ignored` do. It looks at the
-    rules every 30 seconds, so often as the shortest of them asks."""
+    """Let promtool check that exactly the `expected` alerts ring at these times, whatever the `ignored` do. It looks at
+    the rules every 30 seconds, because the shortest of them waits so long."""
     names = set().union(*(used_names(expression) for expression in ALERTS.values())) | {"up"}
     series = sorted({name for scrape in scrapes for name in scrape if name.partition("{")[0] in names})
     asked = f'group by (alertname) (ALERTS{{alertstate="firing", alertname!~"{"|".join(ignored)}"}})'

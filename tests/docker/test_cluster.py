@@ -121,7 +121,6 @@ async def has_all(primary: Redis, sent: int) -> bool:
     return int((await primary.info("replication"))["slave0"]["offset"]) >= sent
 
 
-@pytest.mark.every_server
 async def test_a_pod_goes_on_when_a_primary_of_the_shipped_cluster_dies(started: Clustered, tmp_path: Path) -> None:
     store = await open_store(connect(started.url))
     await eventually(lambda: whole(store), "the doctor finds nothing")

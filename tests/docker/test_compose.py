@@ -141,7 +141,6 @@ def server_url(folder: Path, server: ServerHandle) -> str:
 
 
 @pytest.mark.parametrize("kubernetes", [False, True], ids=["compose", "kubernetes"])
-@pytest.mark.every_server
 async def test_a_restart_of_the_shipped_server_keeps_every_timer(
     family: Family, kubernetes: bool, tmp_path: Path
 ) -> None:

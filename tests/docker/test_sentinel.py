@@ -89,7 +89,6 @@ async def opened(url: str) -> Store:
     return await eventually(answers, "the Sentinels lead to a primary")
 
 
-@pytest.mark.every_server
 async def test_a_failover_outlasts_a_restart_of_all(started: Watched) -> None:
     store = await opened(started.url)
     await eventually(lambda: whole(store), "the doctor finds nothing")
