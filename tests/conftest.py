@@ -166,8 +166,10 @@ class SharedServers:
 
     def stop_topologies(self) -> None:
         """End clusters and Sentinels, which talk to each other all the time. Another test may start them again."""
-        for each in (*self._clusters.values(), *self._sentinels.values()):
-            each.stop()
+        for cluster in self._clusters.values():
+            cluster.stop()
+        for sentinels in self._sentinels.values():
+            sentinels.stop()
         self._clusters.clear()
         self._sentinels.clear()
 
