@@ -37,6 +37,7 @@ from tests.bench.report import Benchmark, Measured, settings_of, surroundings
 from tests.bench.stage import stage
 from tests.servers import FAMILIES
 from timers.embedded import Family
+from timers.store.servers.cluster import DEFAULT_SHARDS
 
 NAMES: Final = (
     "lateness",
@@ -55,6 +56,7 @@ NAMES: Final = (
     "ledger",
     "durability",
     "scale",
+    "cluster",
     "capacity",
 )
 
@@ -77,18 +79,21 @@ def main(
         int, typer.Option(min=0, help="armed timers beside those of `lateness`, and in `idle`, `pages` and `dashboard`")
     ] = 200_000,
     burst_timers: Annotated[int, typer.Option(min=1)] = 20_000,
-    pods: Annotated[str, typer.Option(help="numbers of pods in `pods`")] = "1,2,4",
-    per_s: Annotated[int, typer.Option(min=1, help="rate in `pods`")] = 500,
+    pods: Annotated[str, typer.Option(help="numbers of pods in `pods`, `scale` and `cluster`")] = "1,2,4",
+    primaries: Annotated[str, typer.Option(help="numbers of primaries in `cluster`")] = "1,3",
+    shards: Annotated[int, typer.Option(min=1, help="in `cluster`")] = DEFAULT_SHARDS,
+    per_s: Annotated[int, typer.Option(min=1, help="rate in `pods`, `scale` and `cluster`")] = 500,
     kills: Annotated[int, typer.Option(min=1, help="in `takeover`, for each lease and run")] = 5,
     restored: Annotated[int, typer.Option(min=1, help="timers that `ledger` gives back")] = 100_000,
     memory_timers: Annotated[int, typer.Option(min=1)] = 200_000,
 ) -> None:
     """Measure lateness, drain rate, sharing, takeover, cuts, arming, memory, idle cost, lists, dashboard, HTTP."""
+    counts = [int(count) for count in pods.split(",")]
     made = (
         lateness.benchmark(2_000, others),
         burst.benchmark(burst_timers),
         spread.benchmark(burst_timers),
-        sharing.benchmark([int(count) for count in pods.split(",")], per_s, 10.0),
+        sharing.benchmark(counts, per_s, 10.0),
         takeover.benchmark((2_000, 10_000), kills),
         cuts.benchmark(10_000, 20.0),
         arming.benchmark(20_000, 2_000),
@@ -100,7 +105,8 @@ def main(
         inbox.benchmark(10.0),
         ledger.benchmark(20_000, 5_000, burst_timers, restored),
         durable.benchmark(4_000, 2_000, 200, 15),
-        scale.scale([int(count) for count in pods.split(",")], per_s, 10.0, burst_timers),
+        scale.scale(counts, per_s, 10.0, burst_timers),
+        scale.cluster([int(count) for count in primaries.split(",")], shards, counts, per_s, 10.0, burst=burst_timers),
         scale.capacity(memory_timers),
     )
     postgres.prepare()

@@ -54,6 +54,11 @@ class Pod:
         self._process.stdin.write(b"\n")
         return float(await self._process.stdout.readline())
 
+    def memory_mib(self) -> float:
+        """Its resident memory."""
+        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
     async def kill(self) -> None:
         """SIGKILL; returns when the process is gone."""
         os.kill(self._process.pid, signal.SIGKILL)

@@ -1,7 +1,9 @@
 """Measures what `timers plan` calculates with: what each further pod costs and brings, what a timer costs a server."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -9,9 +11,10 @@ from redis.asyncio import Redis
 
 from tests.bench.memory import settled_memory
 from tests.bench.report import Benchmark, Column, Row, worst
-from tests.bench.stage import DAY_MS, Stage
+from tests.bench.stage import DAY_MS, Stage, opened
 from tests.bench.starts import Lateness
 from tests.bench.usage import Usage
+from tests.clusters import Cluster
 from tests.servers import start_server
 from timers.client import client_over, open_store
 from timers.store.servers.connect import connect
@@ -24,13 +27,16 @@ CALLERS: Final = 16
 SINGLE: Final = 4_000
 
 SCALE_COLUMNS: Final = (
+    Column("primaries"),
     Column("pods"),
     Column("burst timers/s"),
     Column("scripts/timer", 2),
     Column("pods µs/timer"),
     Column("server µs/timer"),
+    Column("busiest server"),
     Column("start p50 ms", 1),
     Column("p99", 1),
+    Column("MiB/pod"),
     worst("connections/pod"),
 )
 
@@ -46,31 +52,78 @@ CAPACITY_COLUMNS: Final = (
 
 def scale(counts: Sequence[int], per_s: int, over_s: float, burst: int) -> Benchmark:
     """The benchmark for some numbers of pods, at a rate for a time, then with so many timers due at once."""
-    title = f"{per_s}/s on one queue for {over_s:g} s, then {burst:,} due at once; connections as CLIENT LIST has them"
+    title = f"{per_s}/s of one prefix for {over_s:g} s, then {burst:,} due at once; connections to one server"
     measure = partial(_scale, counts, per_s, over_s, burst)
     return Benchmark("scale", title, SCALE_COLUMNS, measure, "several servers, pods on other machines")
 
 
-async def _scale(counts: Sequence[int], per_s: int, over_s: float, burst: int, stage: Stage) -> list[Row]:
+def cluster(
+    primaries: Sequence[int], shards: int, counts: Sequence[int], per_s: int, over_s: float, *, burst: int
+) -> Benchmark:
+    """The same on clusters with some numbers of primaries, over all of which the timers are spread."""
+    one = scale(counts, per_s, over_s, burst)
+
+    async def measure(stage: Stage) -> list[Row]:
+        rows: list[Row] = []
+        for number in primaries:
+            async with _in_cluster(stage, number, shards) as within:
+                rows += await one.measure(within)
+        return rows
+
+    return replace(
+        one,
+        name="cluster",
+        title=f"{shards} shards, {one.title}",
+        measure=measure,
+        not_covered="replicas; servers and pods on other machines",
+    )
+
+
+@asynccontextmanager
+async def _in_cluster(stage: Stage, primaries: int, shards: int) -> AsyncIterator[Stage]:
+    """The stage on a cluster of its own, whose nodes are set as the stage's server."""
+    async with AsyncExitStack() as ends:
+        folder, family = stage.folder / f"cluster-{primaries}", stage.server.family
+        made = await Cluster.start(family, folder, "--appendfsync", "everysec", primaries=primaries, replicas=0)
+        ends.callback(made.stop)
+        servers = [await ends.enter_async_context(Redis.from_url(node.url)) for node in made.nodes]
+        store = await opened(made.url, shards)
+        client = await ends.enter_async_context(client_over(store))
+        redis = store.connections.commands
+        yield replace(stage, url=made.url, redis=redis, servers=servers, store=store, client=client)
+
+
+async def _scale(counts: Sequence[int], per_s: int, over_s: float, burst: int, stage: Stage) -> Sequence[Row]:
     return [await _with_pods(stage, count, round(per_s * over_s), over_s, burst) for count in counts]
 
 
 async def _with_pods(stage: Stage, count: int, timers: int, over_s: float, burst: int) -> Row:
-    own = len(await stage.redis.client_list())
+    own = await _connections(stage)
     prefix, all_at_once = stage.fresh("timed"), stage.fresh("noop")
     async with stage.pods(count) as pods:
-        await stage.arm_ahead(prefix, timers, round(over_s * 1000))
-        begin = await Usage.so_far(stage.redis, pods)
-        await stage.completed(prefix, timers, timeout_s=over_s + 60)
-        used = (await Usage.so_far(stage.redis, pods)).since(begin)
+        begin_ms = await stage.arm_ahead(prefix, timers, round(over_s * 1000))
+        await asyncio.sleep(stage.store.clock.seconds_until(begin_ms))
+        begin, pods_s = [await Usage.so_far(server) for server in stage.servers], await pods.cpu_s()
+        await asyncio.sleep(over_s)
+        await stage.completed(prefix, timers, timeout_s=60)
+        used = [(await Usage.so_far(on)).since(before) for on, before in zip(stage.servers, begin, strict=True)]
+        pods_s = await pods.cpu_s() - pods_s
         due_ms = await stage.arm_ahead(all_at_once, burst, 1)
         if not await stage.completed(all_at_once, burst, timeout_s=120):
             raise RuntimeError(f"{burst} timers were not drained within 120 s")
         seconds = (stage.store.clock.now_ms() - due_ms) / 1000
-        connections = (len(await stage.redis.client_list()) - own) / count
+        connections = (await _connections(stage) - own) / count
+        memory_mib = sum(pod.memory_mib() for pod in pods.live) / count
     late = Lateness.of((start.start_late_ms for start in stage.starts(prefix)), timers)
-    cost = (used.scripts / timers, used.pods_s / timers * 1e6, used.server_s / timers * 1e6)
-    return (str(count), burst / seconds, *cost, late.p50_ms, late.p99_ms, connections)
+    servers_us = [each.server_s / timers * 1e6 for each in used]
+    cost = (sum(each.scripts for each in used) / timers, pods_s / timers * 1e6, sum(servers_us), max(servers_us))
+    rates = (str(len(servers_us)), str(count), burst / seconds)
+    return (*rates, *cost, late.p50_ms, late.p99_ms, memory_mib, connections)
+
+
+async def _connections(stage: Stage) -> int:
+    """The most to one server."""
+    return max([len(await server.client_list()) for server in stage.servers])
 
 
 def capacity(timers: int) -> Benchmark:

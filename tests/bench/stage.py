@@ -20,6 +20,7 @@ from tests.servers import start_server
 from timers import NewTimer, TimerClient
 from timers.client import BATCH_LIMIT, client_over, open_store
 from timers.embedded import EmbeddedServer, Family
+from timers.store import keys
 from timers.store.servers.connect import connect
 from timers.store.store import Store
 
@@ -33,10 +34,13 @@ ARMED_PER_S: Final = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a benchmark works with. `redis` looks at the server from outside; `store` and `client` are the service's."""
+    """What a benchmark works with. `redis` looks at the server from outside, `servers` at each one if there are more;
+    `store` and `client` are the service's, at `url`."""
 
     server: EmbeddedServer
+    url: str
     redis: Redis
+    servers: Sequence[Redis]
     store: Store
     client: TimerClient
     folder: Path
@@ -49,7 +53,7 @@ class Stage:
 
     def pods(self, number: int, *, lease_ms: int = LEASE_MS) -> AbstractAsyncContextManager[Pods]:
         """So many working pods for as long as the block lasts. Their starts are read with `starts`."""
-        return pods(self.server.url, self.redis, self.folder / f"crew-{next(self._numbers)}", number, lease_ms)
+        return pods(self.url, self.redis, self.folder / f"crew-{next(self._numbers)}", number, lease_ms)
 
     def starts(self, prefix: str) -> list[Start]:
         """The starts of a prefix on whatever pods."""
@@ -99,7 +103,10 @@ class Stage:
 
     async def _counted(self, letter: str, prefix: str, number: int, *, timeout_s: float) -> bool:
         async def happened() -> bool:
-            return int(await self.redis.hget("timers:{0}:counts", f"{letter} {prefix}") or 0) >= number
+            async with self.redis.pipeline(transaction=False) as asked:
+                for shard in range(self.store.shards):
+                    asked.hget(f"{keys.root(shard)}counts", f"{letter} {prefix}")
+                return sum(int(counted or 0) for counted in await asked.execute()) >= number
 
         try:
             await until(happened, timeout_s=timeout_s, what=f"{number} timers")
@@ -144,7 +151,13 @@ async def stage(folder: Path, family: Family, seed: int, options: Sequence[str] 
         await start_server(family, folder, *options) as server,
         Redis.from_url(server.url, decode_responses=True) as redis,
     ):
-        store = await open_store(connect(server.url))
-        await declare(store, "bench-noop", "bench-timed", "bench-hang")
+        store = await opened(server.url)
         async with client_over(store) as client:
-            yield Stage(server, redis, store, client, folder, Random(seed))
+            yield Stage(server, server.url, redis, (redis,), store, client, folder, Random(seed))
+
+
+async def opened(url: str, shards: int | None = None) -> Store:
+    """The db at a URL, which knows the benchmarks' processors; a new one gets so many shards."""
+    store = await open_store(connect(url), shards=shards)
+    await declare(store, "bench-noop", "bench-timed", "bench-hang")
+    return store
