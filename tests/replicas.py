@@ -89,10 +89,12 @@ class Replicated:
 
 
 @asynccontextmanager
-async def replicated(family: Family, folder: Path, replicas: int = 2) -> AsyncIterator[Replicated]:
-    """A primary whose replicas have all it has."""
+async def replicated(
+    family: Family, folder: Path, replicas: int = 2, *, options: Sequence[str] = ()
+) -> AsyncIterator[Replicated]:
+    """A primary, with these options, whose replicas have all it has."""
     port, at_once = free_port(), (*FORGETFUL, "--repl-diskless-sync-delay", "0")
-    primary = await start_server(family, folder / "primary", "--port", str(port), *at_once)
+    primary = await start_server(family, folder / "primary", "--port", str(port), *at_once, *options)
     links = [Link(port) for _ in range(replicas)]
     given = [("--port", str(free_port()), "--replicaof", f"127.0.0.1 {await link.listen()}") for link in links]
     others = [start_server(family, folder / f"replica-{n}", *given[n], *at_once) for n in range(replicas)]
