@@ -272,10 +272,13 @@ async def test_an_action_on_many_timers_ends_early_and_continues_with_its_cursor
     spec: dict[str, Any] = {"filter": {"prefix": "test"}}
     first = await act(api, "reschedule", delay="9h", **spec)
     assert first.body["matched"] == first.body["done"] == ACTION_LIMIT
+    (next_one,) = (await api.client.list(limit=1, prefix="test")).items
+    own = await api.client.reschedule("test", next_one.id, delay="2h")
     second = await act(api, "reschedule", delay="9h", cursor=first.body["next_cursor"], **spec)
-    assert (second.body["done"], second.body["next_cursor"]) == (150, None)
-    due = {timer.due_ms async for timer in api.client.iterate(prefix="test")}
+    assert (second.body["done"], second.body["next_cursor"]) == (149, None)
+    due = {timer.due_ms async for timer in api.client.iterate(prefix="test") if timer.id != own.id}
     assert len(due) == 1, "the delay counts from when the action began"
+    assert (await api.client.get("test", own.id)).due_ms == own.due_ms, "somebody changed it after the action began"
 
 
 async def test_an_action_stops_when_its_client_leaves(api: Api) -> None:
