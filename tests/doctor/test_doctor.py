@@ -197,8 +197,15 @@ FACTS: Final = {"redis_version": "7.2.4", "aof_enabled": 1, "maxmemory_policy": 
             {"connected_slaves": 1, "slave0": {"ip": "10.0.0.9", "port": 6379, "state": "online", "lag": 17}},
             ("replicas", "warn", "10.0.0.9:6379 is online, 17 s behind"),
         ),
+        (
+            {"connected_slaves": 1, "slave0": {"ip": "10.0.0.9", "port": 6379, "state": "wait_bgsave", "lag": 0}},
+            ("replicas", "warn", "10.0.0.9:6379 is wait_bgsave, 0 s behind"),
+        ),
     ],
-    ids=["an old server", "another family", "a full disk", "a rewrite that fails", "a cluster", "a slow replica"],
+    ids=[
+        *("an old server", "another family", "a full disk", "a rewrite that fails", "a cluster"),
+        *("a slow replica", "a replica that is being filled"),
+    ],
 )
 def test_what_a_server_says_of_itself(told: Mapping[str, Any], expected: tuple[str, str, str]) -> None:
     assert [check for check in judge(FACTS, {}) if check.level != "ok"] == []
