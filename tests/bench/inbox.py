@@ -1,9 +1,8 @@
 """Measures how long a row of the ledger's inbox takes from its commit until its timer is armed."""
 
 import asyncio
-import atexit
 import time
-from functools import cache, partial
+from functools import partial
 from typing import Final
 
 from tests import postgres
@@ -42,20 +41,12 @@ def benchmark(seconds: float) -> Benchmark:
 
 
 async def _measure(seconds: float, stage: Stage) -> list[Row]:
-    _serve()
     collect_garbage_rarely()  # as in a pod
     return [
         await _row(stage, "PostgreSQL, NOTIFY", postgres.new_database(), seconds, notify=True),
         await _row(stage, "PostgreSQL, polled", postgres.new_database(), seconds, notify=False),
         await _row(stage, "SQLite", f"sqlite+aiosqlite:///{stage.folder}/ledger.db", seconds, notify=False),
     ]
-
-
-@cache
-def _serve() -> None:
-    """Have a PostgreSQL until this program ends."""
-    postgres.prepare()
-    atexit.register(postgres.stop)
 
 
 async def _row(stage: Stage, way: str, url: str, seconds: float, *, notify: bool) -> Row:
