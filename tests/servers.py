@@ -5,6 +5,7 @@ A server's data is in the test's own folder, so starting with the same folder ag
 
 import os
 import socket
+from collections import deque
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,9 @@ FORGETFUL: Final = ("--appendonly", "no")
 
 _CHANCE: Final = SystemRandom()
 """Not the generator that tests seed, or all would try the same ports."""
+
+_given: Final = deque[int](maxlen=500)
+"""Ports that this process had last: whoever gets one may not listen yet, and a cluster asks for twelve at once."""
 
 ServerHandle = EmbeddedServer
 """`url`, `family`, `version`, `pid`; `await stop()` ends it in order, `kill()` as a crash would."""
@@ -74,9 +78,12 @@ async def start_kind(kind: Kind, data_dir: Path, *options: str) -> ServerHandle:
 
 def free_port() -> int:
     """A port that nobody uses, from below those that the system hands out by itself: one of these might be taken again
-    before the server listens."""
+    before the server listens. Each worker of pytest-xdist has its own two thousand."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw10").removeprefix("gw")) % 11
+    first = 10_000 + 2_000 * worker
     while True:
-        port = _CHANCE.randint(10_000, 32_000)
+        port = _CHANCE.choice([each for each in range(first, first + 2_000) if each not in _given])
+        _given.append(port)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -143,11 +143,11 @@ class _Link:
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            on.close()
+            self._writer.close()
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-            on.close()
-            self._writer.close()
 
     async def _ask(self, on: asyncio.StreamWriter) -> None:
         while data := await self._reader.read(_CHUNK):
