@@ -261,6 +261,8 @@ def _starting() -> Iterator[None]:
         yield
     except Unavailable as error:
         raise ConfigurationError(f"TIMERS_REDIS_URL: the server went away while the pod started: {error}") from error
+    except LedgerUnavailable as error:
+        raise ConfigurationError(f"TIMERS_LEDGER_URL: it went away while the pod started: {error}") from error
 
 
 def _fleet_wide(settings: Settings) -> dict[str, str]:

@@ -47,6 +47,21 @@ async def test_keys_declarations_and_pauses_come_back_before_the_timers(fleet: F
     await eventually(ran, "it runs once the prefix is resumed")
 
 
+async def test_a_pod_that_starts_in_an_emptied_db_leaves_longer_prefixes_alone(
+    fleet: Fleet, database: Database
+) -> None:
+    pod = await fleet.pod(Calls(), Calls("note-special"), ledger=database)
+
+    async def copied() -> bool:
+        return ("declared", "note-special") in await kept(database)
+
+    await eventually(copied, "the ledger has the declaration")
+    await fleet.kill(pod)
+    await fleet.redis.flushall()
+    pod = await fleet.pod(Calls(), name="b", ledger=database, beat_ms=3_600_000)
+    assert pod.worker.peers.owner("note-special") == "note-special"
+
+
 async def test_what_was_taken_back_does_not_come_again(fleet: Fleet, database: Database) -> None:
     await fleet.client.pause("note")
     known = await keep_facts(fleet.store, database, None)

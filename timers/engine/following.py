@@ -122,6 +122,13 @@ class Following:
         """How much of the shards that this pod leads was restored and copied, 0 to 1: 1 unless they were lost."""
         return self._progress.share(list(self._peers.led(self._pod.shards)))
 
+    async def recall(self) -> None:
+        """Before the pod's first sign of life, which reads the declarations: give them back if the db was just lost.
+        Without them the pod would run timers of longer prefixes than its own, once these are restored."""
+        known = await stages(self._store, self._pod.shards)
+        if not all(stage.is_whole for stage in known.values()):
+            await give_facts_back(self._store, self._database)
+
     async def run(self) -> None:
         """The service `ledger`."""
         try:

@@ -197,6 +197,8 @@ class Worker:
         """Start. The first sign of life comes before the first claim, so that other pods leave room for this one.
         Raises ConfigurationError if a processor cannot open what it needs."""
         await self._lifespans.open()
+        if self.following is not None:
+            await self.following.recall()
         await self.peers.start()
         await self._hooks.start()
         self._leasing.start()
