@@ -1,7 +1,8 @@
 """A caller is answered once the ledger has it: creates go there first, and what either side lacks is put right."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext
 
 import pytest
 from sqlalchemy import text
@@ -10,12 +11,14 @@ from tests.engine.fleet import Calls, Fleet
 from tests.ledger.copies import agreed, in_ledger, in_redis
 from timers.client import TimerClient, client_over, open_store
 from timers.client.facts import keep_facts
+from timers.core.shapes import IfExists
 from timers.core.spec import NewTimer
 from timers.errors import AlreadyExists, InvalidInput, LedgerUnavailable, NotFound
 from timers.ledger.database import Database
-from timers.store.callers import Quota
+from timers.store.callers import Quota, Quotas
 from timers.store.copying import read_pauses
 from timers.store.servers.connect import connect
+from timers.store.store import Arming, Reply
 
 
 @pytest.fixture
@@ -170,6 +173,29 @@ async def test_a_lost_shard_answers_for_timers_that_are_not_restored_yet(
         await client.create("note", "exists", delay="48h")
     with pytest.raises(NotFound):
         await client.get("note", "never")
+
+
+@pytest.mark.parametrize("if_exists", ["error", "keep", "replace"])
+async def test_what_redis_loses_just_before_its_name_is_armed_again_is_given_back_first(
+    fleet: Fleet, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch, if_exists: IfExists
+) -> None:
+    made = await client.create("note", "a", delay="24h")
+    pod = await fleet.pod(Calls(), ledger=database)
+    await agreed(database, fleet.store)
+    await fleet.kill(pod)
+    arm = Quotas.arm
+
+    async def lose_and_arm(quotas: Quotas, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
+        monkeypatch.undo()
+        await fleet.redis.flushall()
+        return await arm(quotas, armings, quota)
+
+    monkeypatch.setattr(Quotas, "arm", lose_and_arm)
+    with pytest.raises(AlreadyExists) if if_exists == "error" else nullcontext():
+        await client.create("note", "a", delay="48h", if_exists=if_exists)
+    there = await client.get("note", "a")
+    assert (there.created_ms == made.created_ms, there.version > 1) == (True, True), "it is the same timer"
+    assert (there.due_ms == made.due_ms) is (if_exists != "replace")
 
 
 async def test_a_timer_of_a_paused_prefix_came_back_before_its_pause(

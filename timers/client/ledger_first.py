@@ -26,7 +26,7 @@ from timers.store.codec import JUMP
 from timers.store.comparing import Life, life_of
 from timers.store.following import stages
 from timers.store.restoring import restore
-from timers.store.store import Arming, Identity, Reply, Store
+from timers.store.store import FOUNDING_TRIES, Arming, Identity, Reply, Store
 
 FAST: Final[Durability] = "fast"
 LEDGER: Final[Durability] = "ledger"
@@ -48,6 +48,20 @@ class LedgerFirst:
         if level != LEDGER:
             replies = await self._quotas.arm(armings, quota)
             return [reply.with_durability(FAST) for reply in replies] if level == FAST else replies
+        replies = await self._arm_written(armings, quota)
+        for _ in range(FOUNDING_TRIES):
+            lost = [place for place, reply in enumerate(replies) if reply.code == "lost"]
+            if not lost:
+                return replies
+            # Redis lost its data between the two: the ledger's timers are given back once more, then Redis decides.
+            again = await self._arm_written([armings[place] for place in lost], quota)
+            for place, reply in zip(lost, again, strict=True):
+                replies[place] = reply
+        raise Unavailable("Redis keeps losing its data")
+
+    async def _arm_written(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
+        """Write the new ones of these timers to the ledger, then arm all. The code `lost` says that Redis lacks a timer
+        that the ledger has, because it has just lost it."""
         sent, written = await self._write(armings)
         try:
             replies = await self._quotas.arm(sent, quota)
@@ -75,7 +89,7 @@ class LedgerFirst:
         written = await self._database.do(partial(rows.insert, rows=[self._new_row(a) for a in sent]))
         there = [(a.prefix, a.id) for a in sent if (a.prefix, a.id) not in written]
         await self.give_back(there)
-        return [a if (a.prefix, a.id) in written else a._replace(created_ms=0) for a in sent], written
+        return [a if (a.prefix, a.id) in written else a._replace(created_ms=0, known=True) for a in sent], written
 
     async def _correct(
         self, armings: Sequence[Arming], replies: Sequence[Reply], written: Collection[Identity]

@@ -38,7 +38,7 @@ Queue = tuple[int, str]
 
 class Arming(NamedTuple):
     """One timer to arm. `due` is `@<epoch ms>` or `+<ms from now>`, counted by the server. `created_ms` is not 0 if
-    the ledger has it already, with that creation."""
+    the ledger has it already, with that creation; `known` if the ledger has another of that name."""
 
     prefix: str
     id: str
@@ -49,6 +49,7 @@ class Arming(NamedTuple):
     cause: str = "replaced"
     created_ms: int = 0
     durability: Durability = "fast"
+    known: bool = False
 
 
 class Reply(NamedTuple):
@@ -157,8 +158,9 @@ class Store:
 
     async def arm(self, armings: Sequence[Arming], *, edit_lock_ms: int = 0, room: int | None = None) -> list[Reply]:
         """Arm timers of any shards and one durability in one round trip; replies in order. Codes: created, replaced,
-        kept, exists, running, locked, newer, rights; full, once `room` for timers that are not scheduled already is
-        used up. Those that wait for disk or replicas say whether that was reached."""
+        kept, exists, running, locked, newer, rights; lost, if it is `known` and Redis may have just lost it; full, once
+        `room` for timers that are not scheduled already is used up. Those that wait for disk or replicas say whether
+        that was reached."""
         lines, level = list(map(_arming, armings)), armings[0].durability if armings else "fast"
         if len(armings) == 1 and room is None and level not in WAITS and self.identity.epoch:  # in half the CPU
             arguments = (self.identity.stamp, self.identity.writes, edit_lock_ms, "", lines[0])
@@ -525,5 +527,5 @@ def _read(identity: Identity, now_ms: int, raw: bytes | None, held: bytes, left_
 def _arming(a: Arming) -> str:
     """A line, and the record's body. One argument for each timer, because redis-py spends more on an argument than on
     its length."""
-    due = f"{a.due}/{a.created_ms}" if a.created_ms else a.due
+    due = f"{a.due}/{a.created_ms}" if a.created_ms or a.known else a.due
     return f"{a.prefix} {a.id} {a.if_exists} {due} {a.cause}\n{encode(a.spec)}\n{codec.encode_progress(a.progress)}"

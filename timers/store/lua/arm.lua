@@ -54,6 +54,10 @@ local function arm(prefix, id, if_exists, due, said, body)
   -- A row of the ledger's inbox is taken again if its pod dies before it deletes the row; it arms its timer once.
   local row = string.match(said, '^replaced inbox (%S+)$')
   if row and call('HGET', root .. 'inbox', row) then return raw and 'kept' or 'done', raw or '' end
+  if created == 0 then
+    if not r and string.sub(stage() or '', 1, 5) ~= 'whole' then return 'lost', '' end
+    created = nil
+  end
   if r and if_exists == 'keep' then return 'kept', raw end
   if r and if_exists == 'error' then return 'exists', raw end
   if r and r.status == 'r' then return 'running', raw end

@@ -154,7 +154,7 @@ end
 ---
 
 -- Epoch ms of a due time given as `@<epoch ms>` or `+<ms from now>`; and the creation of a timer that the ledger has already, given
--- as `@<epoch ms>/<creation>`.
+-- as `@<epoch ms>/<creation>`, which is 0 if it has another of that name.
 local function due_of(spec)
   local ms = tonumber(string.sub(spec, 2))
   if not ms then
