@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.chaos.clean import MAX_ATTEMPTS, clean_histories
 from tests.chaos.findings import Counts, Property
-from tests.chaos.histories import Past
+from tests.chaos.histories import EPOCH_MS, Past
 from tests.chaos.planted import NOT_SEEN_ALONE, PLANTS
 from tests.chaos.plants import TIMER, Plant, done
 from tests.chaos.timeline import EVERY_POD
@@ -52,6 +52,20 @@ def test_record_taken_from_a_clean_history_is_missed(past: Past) -> None:
     assume(armed_for_sure)
     del past.end_states[timer]
     assert [finding.timer for finding in past.judged(MAX_ATTEMPTS).of(Property.LOST)] == [timer]
+
+
+def test_a_run_that_was_claimed_before_a_loss_and_began_after_it_may_be_made_again() -> None:
+    def again_after(claimed: int) -> Past:
+        past = Past()
+        past.create(TIMER)
+        past.run(TIMER, 1_200, pod="a", token=(EPOCH_MS + claimed) * 1_000)
+        past.fault(FaultKind.LOSS, EVERY_POD, 1_100)
+        past.run(TIMER, 2_000, pod="b", token=(EPOCH_MS + 2_000) * 1_000)
+        past.completed(TIMER, 2_005, token=(EPOCH_MS + 2_000) * 1_000)
+        return past
+
+    assert again_after(1_090).judged().ok
+    assert again_after(1_150).judged().of(Property.ONE_WINNER)
 
 
 def test_a_takeover_from_a_pod_that_had_no_core_is_explained() -> None:

@@ -153,12 +153,18 @@ class Faults:
         return any(f.kind in _LOSING and self._forgot(f, run, at_ns) for f in self._on(run.start.pod))
 
     def _forgot(self, fault: Fault, run: Run, at_ns: int) -> bool:
-        if fault.on_ns > at_ns or run.start.mono_ns > fault.off_ns:
+        if fault.on_ns > at_ns or self._claimed_ns(run) > fault.off_ns:
             return False
         kills = [on_ns for on_ns in self._kills if fault.on_ns - UNFOLLOWED_NS < on_ns < fault.on_ns]
         is_starved = self.waits.share(fault.on_ns - UNFOLLOWED_NS, fault.on_ns) > SHARE
         uncopied_ns = UNFOLLOWED_NS if is_starved else UNCOPIED_NS
         return run.end is None or run.end.mono_ns > min(kills, default=fault.on_ns) - uncopied_ns
+
+    def _claimed_ns(self, run: Run) -> int:
+        """When the run was claimed, less than a lease before its start: its token is that time in microseconds, or a
+        little later."""
+        before_ns = run.start.wall_ns - run.start.token * 1000
+        return run.start.mono_ns - (before_ns if 0 < before_ns < self._lease_ns else 0)
 
     def held_up(self, start: Event) -> bool:
         """True if the pod was held up so long just before this start that the lease may have ended already."""
