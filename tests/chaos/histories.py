@@ -79,11 +79,19 @@ class Past:
             self._add(Kind.END, at + took, **end)
 
     def fault(
-        self, kind: FaultKind, pod: str, at: int, *, took: int = 1, proof: str = "seen", exit_code: int = 0
+        self,
+        kind: FaultKind,
+        pod: str,
+        at: int,
+        *,
+        took: int = 1,
+        proof: str = "seen",
+        exit_code: int = 0,
+        lag_ms: int = 0,
     ) -> None:
         """A fault of `pod` from `at` on, for `took`."""
         name = f"f{next(self._calls)}"
-        self._add(Kind.FAULT_ON, at, fault=kind, pod=pod, call=name)
+        self._add(Kind.FAULT_ON, at, fault=kind, pod=pod, call=name, lag_ms=lag_ms)
         self._add(Kind.FAULT_OFF, at + took, fault=kind, pod=pod, call=name, proof=proof, exit_code=exit_code)
 
     def waited(self, pod: str, at: int, waited_ms: int) -> None:

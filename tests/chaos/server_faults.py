@@ -103,17 +103,17 @@ async def lose_reply(witness: Witness, proxy: Proxy, script: str, *, at_least: i
     witness.fault_off(fault, f"{lost} bytes lost that answered {script}" if lost else "")
 
 
-async def empty(witness: Witness, redis: Redis, kind: FaultKind) -> None:
-    """FLUSHALL: a `loss` if a ledger gives the data back, else as `power`."""
-    fault = witness.fault_on(kind, EVERY_POD)
+async def empty(witness: Witness, redis: Redis, kind: FaultKind, *, lag_ms: int = 0) -> None:
+    """FLUSHALL: a `loss` if a ledger gives the data back, which is behind by so much, else as `power`."""
+    fault = witness.fault_on(kind, EVERY_POD, lag_ms=lag_ms)
     before = await redis.dbsize()
     await redis.flushall()
     witness.fault_off(fault, f"{ALL} {before} keys lost")
 
 
-async def go_back(witness: Witness, server: Server, folder: Path | None, *, down_s: float) -> None:
+async def go_back(witness: Witness, server: Server, folder: Path | None, *, down_s: float, lag_ms: int = 0) -> None:
     """SIGKILL, and another server in its place with an older copy of the data, or with none."""
-    faults = [witness.fault_on(kind, EVERY_POD) for kind in (FaultKind.LOSS, FaultKind.PARTITION)]
+    faults = [witness.fault_on(kind, EVERY_POD, lag_ms=lag_ms) for kind in (FaultKind.LOSS, FaultKind.PARTITION)]
     before = server.pid
     await server.return_with(folder, down_s=down_s)
     for fault in faults:

@@ -27,9 +27,11 @@ from tests.chaos.versions import unpacked
 from tests.chaos.witness import Event, Kind, Witness, read_history
 from tests.waiting import DEADLINE_SECONDS, patient
 from timers import TimerClient
+from timers.client import open_store
 from timers.embedded import Family
 from timers.engine.pod import taken_lease_ms
 from timers.ledger.database import Database
+from timers.store.following import behind
 from timers.store.servers.connect import connect
 
 _START_TIMEOUT_S: Final = DEADLINE_SECONDS
@@ -85,6 +87,14 @@ class Stage:
         """The server, which has no replicas."""
         assert isinstance(self.server, Server)
         return self.server
+
+    async def lag_ms(self) -> int:
+        """By how much the ledger is behind: how old the oldest change is that it does not have."""
+        connections = connect(patient(self.server.url))
+        try:
+            return (await behind(await open_store(connections)))[1]
+        finally:
+            await connections.close()
 
     async def started(self, *, attempt: int) -> Event:
         """Waits until the witness has the start of an attempt of the only timer."""

@@ -68,6 +68,20 @@ def test_a_run_that_was_claimed_before_a_loss_and_began_after_it_may_be_made_aga
     assert again_after(1_150).judged().of(Property.ONE_WINNER)
 
 
+def test_a_loss_may_take_an_end_that_the_ledger_was_too_far_behind_to_have() -> None:
+    def again_behind(lag_ms: int) -> Past:
+        past = Past()
+        past.create(TIMER)
+        past.run(TIMER, 1_000, pod="a", token=1)
+        past.fault(FaultKind.LOSS, EVERY_POD, 5_000, lag_ms=lag_ms)
+        past.run(TIMER, 6_000, pod="b", token=2)
+        past.completed(TIMER, 6_005, token=2)
+        return past
+
+    assert again_behind(4_000).judged().ok
+    assert again_behind(1_000).judged().of(Property.ONE_WINNER)
+
+
 def test_a_takeover_from_a_pod_that_had_no_core_is_explained() -> None:
     past = Past()
     past.create(TIMER)

@@ -18,7 +18,8 @@ SUCCEEDED = frozenset({Outcome.DONE, Outcome.REARMED})
 
 _RELEASING = frozenset({Outcome.FAILED, Outcome.TIMED_OUT, Outcome.SNOOZED})
 UNCOPIED_NS = 2_000_000_000
-"""How long before a loss a change may have been made that the ledger did not get, if the pods had their cores."""
+"""How long before a loss a change may have been made that the ledger did not get, if it was not behind and the pods had
+their cores."""
 
 UNFOLLOWED_NS = 12_000_000_000
 """How long after a kill the others may think that the pod is alive, which copied the changes. Without a core a pod is
@@ -91,11 +92,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of a pod from `on_ns` to `off_ns` (FOREVER_NS if it has not ended)."""
+    """A fault of a pod from `on_ns` to `off_ns` (FOREVER_NS if it has not ended). The ledger was behind by `lag_ns`."""
 
     kind: str
     on_ns: int
     off_ns: int
+    lag_ns: int = 0
 
 
 class _Spans:
@@ -142,7 +144,7 @@ class Faults:
                 self.unproven += 1
                 continue
             self.proven += on.fault not in (FaultKind.STARVED, FaultKind.ABSENT)
-            yield on.pod, Fault(on.fault, on.mono_ns, off.mono_ns if off else FOREVER_NS)
+            yield on.pod, Fault(on.fault, on.mono_ns, off.mono_ns if off else FOREVER_NS, on.lag_ms * 1_000_000)
 
     def took_over(self, run: Run, at_ns: int) -> bool:
         """True if a fault of the run's own pod explains that another run began at `at_ns`."""
@@ -157,7 +159,7 @@ class Faults:
             return False
         kills = [on_ns for on_ns in self._kills if fault.on_ns - UNFOLLOWED_NS < on_ns < fault.on_ns]
         is_starved = self.waits.share(fault.on_ns - UNFOLLOWED_NS, fault.on_ns) > SHARE
-        uncopied_ns = UNFOLLOWED_NS if is_starved else UNCOPIED_NS
+        uncopied_ns = UNFOLLOWED_NS if is_starved else min(UNCOPIED_NS + fault.lag_ns, UNFOLLOWED_NS)
         return run.end is None or run.end.mono_ns > min(kills, default=fault.on_ns) - uncopied_ns
 
     def _claimed_ns(self, run: Run) -> int:

@@ -214,7 +214,7 @@ async def _anything(on: Stage, rng: random.Random) -> None:
 async def _flush(on: Stage, rng: random.Random) -> None:
     """FLUSHALL; then a pod dies, as likely as not the one that restores."""
     await on.pods.ready()
-    await server_faults.empty(on.witness, on.redis, FaultKind.LOSS)
+    await server_faults.empty(on.witness, on.redis, FaultKind.LOSS, lag_ms=await on.lag_ms())
     await _kill_soon(on, rng)
 
 
@@ -227,7 +227,8 @@ async def _wipe(on: Stage, rng: random.Random) -> None:
 
 async def _start_empty(on: Stage, rng: random.Random) -> None:
     await on.pods.ready()
-    await server_faults.go_back(on.witness, on.alone, None, down_s=rng.uniform(0.1, 1.0))
+    lag_ms = await on.lag_ms()
+    await server_faults.go_back(on.witness, on.alone, None, down_s=rng.uniform(0.1, 1.0), lag_ms=lag_ms)
     await _kill_soon(on, rng)
 
 
@@ -245,7 +246,8 @@ async def _go_back(on: Stage, rng: random.Random) -> None:
             await on.pods.replace(victim)
         await on.pods.ready()
     else:
-        await server_faults.go_back(on.witness, on.alone, folder, down_s=rng.uniform(0.1, 1.0))
+        lag_ms = await on.lag_ms()
+        await server_faults.go_back(on.witness, on.alone, folder, down_s=rng.uniform(0.1, 1.0), lag_ms=lag_ms)
         await _kill_soon(on, rng)
 
 

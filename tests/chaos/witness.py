@@ -106,7 +106,8 @@ class Event:
     milliseconds: on a call the earliest that was asked for, on a start the one that the timer shows. `slots` is how
     often the timer of a create is to run, 0 for nothing said. `processor` is the one that was called, `key` the
     run's idempotency key.
-    `exit_code` is set for a pod that was told to stop, `waited_ms` for one that waited for a core (`*`: the server).
+    `exit_code` is set for a pod that was told to stop, `waited_ms` for one that waited for a core (`*`: the server),
+    `lag_ms` for a loss before which the ledger was behind by so much.
     """
 
     kind: Kind
@@ -130,6 +131,7 @@ class Event:
     proof: str = ""
     exit_code: int = 0
     waited_ms: int = 0
+    lag_ms: int = 0
 
     def to_line(self) -> str:
         """Compact JSON without the empty fields."""
@@ -182,6 +184,7 @@ class Said(TypedDict, total=False):
     proof: str
     exit_code: int
     waited_ms: int
+    lag_ms: int
 
 
 class _Identity(TypedDict):
@@ -230,10 +233,12 @@ class Witness:
         """Writes that a run's effect is over. Call it before the service hears of it."""
         return self._write(Kind.END, outcome=outcome, **_identity(run))
 
-    def fault_on(self, fault: FaultKind, pod: str, proof: str = "") -> Event:
+    def fault_on(self, fault: FaultKind, pod: str, proof: str = "", *, lag_ms: int = 0) -> Event:
         """Writes that a fault is about to hit `pod` (`*`: all). It counts only with proof, here or at its end."""
         call = f"{self._pod}-{self._pid}-{next(self._calls)}"
-        return self._write(Kind.FAULT_ON, fault=fault, pod=pod, call=call, proof=proof[:_TEXT_CHARACTERS])
+        return self._write(
+            Kind.FAULT_ON, fault=fault, pod=pod, call=call, proof=proof[:_TEXT_CHARACTERS], lag_ms=lag_ms
+        )
 
     def fault_off(self, fault: Event, proof: str = "", *, exit_code: int = 0) -> Event:
         """Writes that the fault is over, or after a kill, that the process is gone."""
