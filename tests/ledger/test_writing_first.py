@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -13,12 +14,12 @@ from timers.client import TimerClient, client_over, open_store
 from timers.client.facts import keep_facts
 from timers.core.shapes import IfExists
 from timers.core.spec import NewTimer
-from timers.errors import AlreadyExists, InvalidInput, LedgerUnavailable, NotFound
+from timers.errors import AlreadyExists, InvalidInput, LedgerUnavailable, NotFound, Unavailable
 from timers.ledger.database import Database
 from timers.store.callers import Quota, Quotas
 from timers.store.copying import read_pauses
 from timers.store.servers.connect import connect
-from timers.store.store import Arming, Reply
+from timers.store.store import Arming, Reply, Store
 
 
 @pytest.fixture
@@ -196,6 +197,30 @@ async def test_what_redis_loses_just_before_its_name_is_armed_again_is_given_bac
     there = await client.get("note", "a")
     assert (there.created_ms == made.created_ms, there.version > 1) == (True, True), "it is the same timer"
     assert (there.due_ms == made.due_ms) is (if_exists != "replace")
+
+
+@pytest.mark.parametrize("change", ["cancel", "fire", "retry"])
+async def test_no_timer_is_called_missing_that_redis_has_just_lost(
+    fleet: Fleet, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    await client.create("note", "a", delay="24h")
+    pod = await fleet.pod(Calls(), ledger=database)
+    await agreed(database, fleet.store)
+    await fleet.kill(pod)
+    run = Store.run
+
+    async def lose_and_run(store: Store, name: str, *arguments: Any, **options: Any) -> Any:
+        if name in ("cancel", "reschedule", "rearm"):
+            monkeypatch.undo()
+            await fleet.redis.flushall()
+        return await run(store, name, *arguments, **options)
+
+    monkeypatch.setattr(Store, "run", lose_and_run)
+    with pytest.raises(Unavailable, match="lost data during this change"):
+        await getattr(client, change)("note", "a")
+    assert (await client.cancel("note", "a")).status == "cancelled"
+    with pytest.raises(NotFound):
+        await client.cancel("note", "never")
 
 
 async def test_a_timer_of_a_paused_prefix_came_back_before_its_pause(

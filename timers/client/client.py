@@ -54,7 +54,7 @@ from timers.store.membership import Member
 from timers.store.notifications import changes
 from timers.store.servers.connect import connect
 from timers.store.servers.durability import FSYNC
-from timers.store.store import ARM_LIMIT, Arming, Store
+from timers.store.store import ARM_LIMIT, Arming, Reply, Store
 
 if TYPE_CHECKING:
     from timers.client.ledger_first import LedgerFirst
@@ -117,6 +117,13 @@ class TimerClient(Timers):
         if self._ledger is not None:
             await self._ledger.ready((prefix, id))
         return store
+
+    async def _accepted(self, answer: Reply, prefix: str, id: str, *codes: str) -> Timer:
+        """The timer after a change, if the reply has one of these codes. Raises the error for any other; Unavailable if
+        the timer may be missing only because Redis has just lost it."""
+        if answer.code == "missing" and self._ledger is not None:
+            await self._ledger.check_nothing_lost((prefix, id))
+        return accepted(answer, prefix, id, codes, self._quota)
 
     async def _did(self, act: str, timer: Timer, *, removed: bool = False) -> Timer:
         """The timer after a change, which the ledger has then too, and which the log tells if it was made in somebody's
@@ -270,7 +277,8 @@ class TimerClient(Timers):
             keep=self._keeps_cancelled,
             cause=encode_act("removed" if purge else "cancelled", self._by),
         )
-        timer, act = accepted(answer, prefix, id, ("cancelled", "purged")), "purge" if purge else "cancel"
+        timer = await self._accepted(answer, prefix, id, "cancelled", "purged")
+        act = "purge" if purge else "cancel"
         return await self._did(act, timer, removed=purge or not self._keeps_cancelled)
 
     async def change(
@@ -306,7 +314,7 @@ class TimerClient(Timers):
             )
             tries -= 1
             if answer.code != "version" or not tries:
-                return await self._did("change", accepted(answer, prefix, id, ("changed",)))
+                return await self._did("change", await self._accepted(answer, prefix, id, "changed"))
 
     async def reschedule(
         self,
@@ -328,14 +336,14 @@ class TimerClient(Timers):
         store = await self._changing(prefix, id)
         cause = encode_act("fired", self._by)
         answer = await store.reschedule(prefix, id, due="+0", cause=cause)
-        return await self._did("fire", accepted(answer, prefix, id, ("changed",)))
+        return await self._did("fire", await self._accepted(answer, prefix, id, "changed"))
 
     async def retry(self, prefix: str, id: str) -> Timer:
         """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled."""
         await self._changing(prefix, id)
         cause = encode_act("retried", self._by)
         answer = await self._quotas.rearm(prefix, id, self._quota, cause=cause)
-        return await self._did("retry", accepted(answer, prefix, id, ("changed",), self._quota))
+        return await self._did("retry", await self._accepted(answer, prefix, id, "changed"))
 
     async def list(self, *, limit: int = LIST_LIMIT, cursor: str | None = None, **wanted: Unpack[FilterFields]) -> Page:
         """A page of timers: by status (running first), then prefix, then due time or end time. `cursor` is the

@@ -151,7 +151,11 @@ class LedgerFirst:
                 row.prefix, row.id, row.shard, version=row.version + 1, created=row.created, at_ms=row.changed
             )
         await self._database.do(partial(rows.save, rows=[row]))
-        if not _before.get().goes_on(await life_of(self._store, row.shard)):
+        await self.check_nothing_lost((timer.prefix, timer.id))
+
+    async def check_nothing_lost(self, identity: Identity) -> None:
+        """After a change of a timer: raises Unavailable if Redis has lost data since `ready`."""
+        if not _before.get().goes_on(await life_of(self._store, self._store.shard_of(*identity))):
             raise Unavailable("Redis has lost data during this change, and perhaps the change: repeat it")
 
     async def give_back(self, identities: Sequence[Identity]) -> None:
