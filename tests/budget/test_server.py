@@ -24,7 +24,7 @@ OF_A_BATCH = 20
 INSTRUCTIONS = (203, 354, 306)
 """Of Lua for each timer: arm, claim, settle."""
 
-ALONE = 657
+ALONE = 664
 """Instructions of Lua that arm one timer alone: most make functions and ask for rights."""
 
 

@@ -19,6 +19,8 @@ from tests.store.acts import (
     trigger_key,
 )
 from timers.core.model import Progress, Status
+from timers.store import keys
+from timers.store.following import LEDGER
 from timers.store.store import Store
 
 HOUR_MS = 3_600_000
@@ -45,11 +47,17 @@ async def test_a_new_timer_is_created(store: Store) -> None:
     assert await read(store) == timer
 
 
+@pytest.mark.parametrize("has_ledger", [False, True])
 @pytest.mark.parametrize("ids", ["a", "abcdabe"])
-async def test_the_long_way_leaves_what_the_short_way_leaves(store: Store, ids: str) -> None:
-    """Of new timers, of which some are due in the same millisecond, some names are taken, and some queues alternate."""
-    due_ms, left = await store.now_ms() + HOUR_MS, []
+async def test_the_long_way_leaves_what_the_short_way_leaves(store: Store, ids: str, *, has_ledger: bool) -> None:
+    """Of new timers, of which some are due in the same millisecond, some names are taken, some queues alternate, and a
+    ledger may have some."""
+    due_ms, left, redis = await store.now_ms() + HOUR_MS, [], store.connections.commands
     armings = [arming(i, prefix=f"{PREFIX}{n % 3 // 2}", due=f"@{due_ms + n // 4}") for n, i in enumerate(ids)]
+    if has_ledger:
+        armings = [a._replace(created_ms=due_ms - HOUR_MS) if n != 1 else a for n, a in enumerate(armings)]
+        await put(store, "z", due=f"@{due_ms}")  # founds the shard
+        await redis.hset(f"{keys.root(0)}hooks", LEDGER, "copy 0")
     for room in (None, len(ids)):  # with a quota every timer goes the long way
         await put(store, "c", prefix=f"{PREFIX}1", due=f"@{due_ms}")
         codes = [reply.code for reply in await store.arm(armings, room=room)]
@@ -58,10 +66,16 @@ async def test_the_long_way_leaves_what_the_short_way_leaves(store: Store, ids: 
         histories = {name: [(e.status, e.note) for e in timer.history] for name, timer in records.items()}
         assert {timer.created_ms for timer in state.records.values()} <= {*range(due_ms - HOUR_MS, state.now_ms + 1)}
         plain = {name: timer._replace(history=()) for name, timer in records.items()}
-        left.append((codes, plain, histories, state.due, state.heads, state.triggers, state.counts, state.prefixes))
+        noted = set(map(str, await redis.hkeys(f"{keys.root(0)}changed")))
+        left.append(
+            (codes, plain, histories, state.due, state.heads, state.triggers, state.counts, state.prefixes, noted)
+        )
+        await redis.delete(f"{keys.root(0)}changed")
         for one in (arming("c", prefix=f"{PREFIX}1"), *armings):
             await store.cancel(one.prefix, one.id, purge=True)
+        await redis.delete(f"{keys.root(0)}changed")
     assert left[0] == left[1]
+    assert (left[0][-1] != set()) == has_ledger
 
 
 async def test_an_absolute_due_time_is_kept_to_the_millisecond(store: Store) -> None:

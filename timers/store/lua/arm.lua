@@ -8,20 +8,25 @@ if ARGV[7] then demand() else demand('GET', 'HDEL', 'HINCRBY', 'ZADD') end
 if not carries(epoch) then return {now_text, 'foreign'} end
 local answer, line = {now_text}, 6
 
--- The short way: names that are free, while neither hooks nor a ledger ask. It does what the long way does without functions of its own,
--- because making them costs more than a timer. It takes one queue after another, and ends before the first line that is not as simple.
-local is_simple, heard = form == '2' and places == '' and newest_token() < (now + 1) * 1000 and #call('HKEYS', root .. 'hooks') == 0, true
+-- The short way: names that are free, while no hooks ask, nor a ledger that does not have the timer. It does what the long way does
+-- without functions of its own, because making them costs more than a timer. It takes one queue after another, and ends before the
+-- first line that is not as simple.
+local asked, heard = call('HKEYS', root .. 'hooks'), true
+local followed = asked[1] == '@ledger'
+local is_simple = form == '2' and places == '' and newest_token() < (now + 1) * 1000 and not asked[followed and 2 or 1]
 while is_simple and ARGV[line] do
   local queue
   while ARGV[line] do
-    local prefix, id, sign, at, said, body = string.match(ARGV[line], '^(%S+) (%S+) %S+ ([@+])(%d+) ([^\n]*)\n(.*)$')
-    is_simple = prefix and (said == 'replaced' or not string.find(said, '^replaced inbox '))
+    local prefix, id, sign, at, kept, said, body =
+      string.match(ARGV[line], '^(%S+) (%S+) %S+ ([@+])(%d+)/?(%d*) ([^\n]*)\n(.*)$')
+    is_simple = prefix and kept ~= '0' and (kept ~= '' or not followed) and (said == 'replaced' or not string.find(said, '^replaced inbox '))
     if not is_simple or queue and queue.prefix ~= prefix then break end
     queue = queue or queue_of(prefix)
     local due, member = sign == '+' and now + at or at + 0, prefix .. ':' .. id
     if sign == '+' then at = text(due) end
     local score, number = next_score(queue, due, at)
-    local record = '2 s' .. struct.pack(HEAD, 1, 0, 0, 1, 0, now, due) .. body
+    local born = kept ~= '' and kept or now_text
+    local record = '2 s' .. struct.pack(HEAD, 1, 0, 0, 1, 0, born + 0, due) .. body
     is_simple = call('HSETNX', record_key(member), member, record) == 1
     if is_simple and set_trigger(prefix, id, due) then
       call('HDEL', record_key(member), member)
@@ -31,7 +36,7 @@ while is_simple and ARGV[line] do
     enter(queue, id, score, number)
     if heard then heard = tell(member, 's', '1', '0', at, '-', 'created') end
     local n = #answer
-    answer[n + 1], answer[n + 2], line = 'created', at .. ' ' .. now_text, line + 1
+    answer[n + 1], answer[n + 2], line = 'created', at .. ' ' .. born, line + 1
   end
   local added = queue and queue.first and write_entries(queue) or 0
   if added > 0 and call('HINCRBY', root .. 'counts', 's ' .. queue.prefix, text(added)) == added then
@@ -54,7 +59,7 @@ local function arm(prefix, id, if_exists, due, said, body)
   -- A row of the ledger's inbox is taken again if its pod dies before it deletes the row; it arms its timer once.
   local row = string.match(said, '^replaced inbox (%S+)$')
   if row and call('HGET', root .. 'inbox', row) then return raw and 'kept' or 'done', raw or '' end
-  if created == 0 then
+  if created == 0 then  -- the ledger has a timer of that name; where data was lost, its absence here says nothing
     if not r and string.sub(stage() or '', 1, 5) ~= 'whole' then return 'lost', '' end
     created = nil
   end
