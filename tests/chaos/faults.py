@@ -83,17 +83,17 @@ async def cut_off(witness: Witness, pod: Pod) -> AsyncIterator[None]:
 async def kill_at(witness: Witness, pods: Sequence[Pod], script: str, moment: Moment) -> Pod:
     """SIGKILL of the first of the pods that calls a script, at a moment of that call; of the first pod if none calls
     it in time. Returns the victim."""
-    catching = {pod.gate.catch(script, moment): pod for pod in pods}
-    victim, where = pods[0], ""
-    for caught in asyncio.as_completed(list(catching)):
+    catching = {pod.name: pod.gate.catch(script, moment) for pod in pods}
+    for caught in asyncio.as_completed(list(catching.values())):
         if await caught:
-            where = f", {moment} {script}"
-            victim = next(
-                pod for task, pod in catching.items() if task.done() and not task.cancelled() and task.result()
-            )
             break
-    for task in catching:
+    for task in catching.values():
         task.cancel()
+    await asyncio.wait(catching.values())
+    called = [pod for pod in pods if catching[pod.name].result()]
+    victim, where = (called[0], f", {moment} {script}") if called else (pods[0], "")
+    for other in called[1:]:  # it called the script at the same moment
+        witness.fault_off(witness.fault_on(FaultKind.DISCONNECT, other.name, f"its connection ended{where}"))
     fault = witness.fault_on(FaultKind.KILL, victim.name)
     victim.send(signal.SIGKILL)
     code = await victim.ended()

@@ -63,13 +63,10 @@ class Proxy:
         return asyncio.create_task(self._caught(digest, done, patience_s))
 
     async def _caught(self, digest: bytes, done: asyncio.Future[int], patience_s: float) -> int:
-        try:
-            async with asyncio.timeout(patience_s):
-                return await done
-        except TimeoutError:
-            return 0
-        finally:
-            self._wanted.pop(digest, None)
+        with suppress(asyncio.CancelledError):  # who gives up learns whether a call was caught
+            await asyncio.wait([done], timeout=patience_s)
+        self._wanted.pop(digest, None)
+        return done.result() if done.done() else 0
 
     @asynccontextmanager
     async def shut(self) -> AsyncIterator[None]:
