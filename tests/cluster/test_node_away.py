@@ -2,9 +2,14 @@
 
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
+
+import pytest
 
 from tests.clusters import Cluster
 from tests.engine.fleet import Calls, Fleet, Pod, until
+from timers.engine.following import claim_ledger
+from timers.ledger.database import Database
 from timers.store import keys
 from timers.store.store import Arming
 
@@ -45,6 +50,38 @@ async def test_timers_on_the_other_nodes_fire_on_while_one_is_away(cluster: Clus
         assert len(calls) == NUMBER
         await until(lambda: not pod.worker.health().warnings, "nothing is out of reach")
     await fleet.close()
+
+
+@pytest.mark.parametrize("has_ledger", [False, True])
+async def test_a_pod_starts_while_a_node_is_away(cluster: Cluster, tmp_path: Path, *, has_ledger: bool) -> None:
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    await database.upgrade()
+    fleet = await Fleet.over(cluster.url, shards=16)
+    needed = [await cluster.owner(name) for name in (keys.META, keys.PODS_ROOT)]
+    owners = [await cluster.owner(keys.root(shard)) for shard in range(16)]
+    lost = next(node for node in owners if node not in needed)
+    for node in cluster.nodes:
+        await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    names = [str(number) for number in range(NUMBER)]
+    await fleet.store.arm([Arming("note", name, "+60000", {}) for name in names])
+    replica = await cluster.replica_of(lost)
+    replica.down()
+    lost.down()
+
+    if has_ledger:
+        await claim_ledger(fleet.store, database)
+    calls = Calls()
+    await fleet.pod(calls, ledger=database if has_ledger else None)
+    there = [name for name in names if owners[fleet.store.shard_of("note", name)] is not lost]
+    for name in there:
+        await fleet.store.reschedule("note", name, due="+0")
+    await until(partial(_have_fired, calls, there), "the timers of the other nodes fire")
+
+    await lost.up()
+    await replica.up()
+    await cluster.heal()
+    await fleet.close()
+    await database.close()
 
 
 def _have_fired(calls: Calls, names: Iterable[str]) -> bool:

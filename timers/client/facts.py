@@ -4,7 +4,7 @@ them. (Hooks are said again by the pods that ask for them.)
 The functions raise Unavailable and LedgerUnavailable.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import partial
 from typing import Final
 
@@ -38,10 +38,10 @@ async def keep_facts(store: Store, database: Database, known: Facts | None) -> F
     return now
 
 
-async def give_facts_back(store: Store, database: Database) -> None:
-    """Put back what the ledger has and Redis has not."""
+async def give_facts_back(store: Store, database: Database, kinds: Container[str] = (KEY, DECLARED, PAUSED)) -> None:
+    """Put back what the ledger has of these kinds and Redis has not."""
     for (kind, name), value in (await database.do(facts.read, writes=False)).items():
-        match kind:
+        match kind if kind in kinds else None:
             case "key":
                 await put_key(store, name, value, if_exists="newer", dry_run=False)
             case "declared":
@@ -51,7 +51,7 @@ async def give_facts_back(store: Store, database: Database) -> None:
                 since_ms = int(value) if value else None
                 await put_pause(store, name, since_ms, if_exists="newer", dry_run=False)
             case _:
-                pass  # of a later version
+                pass  # not asked for, or of a later version
 
 
 async def _read(store: Store) -> dict[tuple[str, str], str]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from timers.client.copies import give_back, restored, row_of
 from timers.client.drift import take_away
-from timers.client.facts import Facts, give_facts_back, keep_facts
+from timers.client.facts import DECLARED, Facts, give_facts_back, keep_facts
 from timers.client.progress import Shares
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
@@ -125,9 +125,13 @@ class Following:
     async def recall(self) -> None:
         """Before the pod's first sign of life, which reads the declarations: give them back if the db was just lost.
         Without them the pod would run timers of longer prefixes than its own, once these are restored."""
-        known = await stages(self._store, self._pod.shards)
-        if not all(stage.is_whole for stage in known.values()):
-            await give_facts_back(self._store, self._database)
+        if any(await asyncio.gather(*map(self._was_lost, self._pod.shards))):
+            await give_facts_back(self._store, self._database, (DECLARED,))
+
+    async def _was_lost(self, shard: int) -> bool:
+        with self._pod.away.apart(shard):
+            return not (await stages(self._store, [shard]))[shard].is_whole
+        return False
 
     async def run(self) -> None:
         """The service `ledger`."""

@@ -90,8 +90,13 @@ class Peers:
         return self._roster.members
 
     async def start(self) -> None:
-        """Return after the first sign of life. Raises Unavailable."""
-        await self.beat()
+        """Return after the first sign of life. Raises Unavailable if it cannot be given."""
+        try:
+            await self.beat()
+        except Unavailable:
+            if not self.members:
+                raise
+            # Others know of this pod; some shards are on a node that is away.
         self.beating.start()
 
     async def stop(self) -> None:
