@@ -48,15 +48,13 @@ class LedgerFirst:
         if level != LEDGER:
             replies = await self._quotas.arm(armings, quota)
             return [reply.with_durability(FAST) for reply in replies] if level == FAST else replies
-        replies = await self._arm_written(armings, quota)
+        answers, lost = dict[int, Reply](), list(range(len(armings)))
         for _ in range(FOUNDING_TRIES):
-            lost = [place for place, reply in enumerate(replies) if reply.code == "lost"]
+            # What Redis loses between the two steps is given back in the next round, and then Redis decides.
+            answers |= zip(lost, await self._arm_written([armings[place] for place in lost], quota), strict=True)
+            lost = [place for place in lost if answers[place].code == "lost"]
             if not lost:
-                return replies
-            # Redis lost its data between the two: the ledger's timers are given back once more, then Redis decides.
-            again = await self._arm_written([armings[place] for place in lost], quota)
-            for place, reply in zip(lost, again, strict=True):
-                replies[place] = reply
+                return [answers[place] for place in range(len(armings))]
         raise Unavailable("Redis keeps losing its data")
 
     async def _arm_written(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
