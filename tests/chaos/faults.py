@@ -92,7 +92,7 @@ async def kill_at(witness: Witness, pods: Sequence[Pod], script: str, moment: Mo
     await asyncio.wait(catching.values())
     called = [pod for pod in pods if catching[pod.name].result()]
     victim, where = (called[0], f", {moment} {script}") if called else (pods[0], "")
-    for other in called[1:]:  # it called the script at the same moment
+    for other in called[1:] if moment != "after" else ():  # it called the script at the same moment
         witness.fault_off(witness.fault_on(FaultKind.DISCONNECT, other.name, f"its connection ended{where}"))
     fault = witness.fault_on(FaultKind.KILL, victim.name)
     victim.send(signal.SIGKILL)

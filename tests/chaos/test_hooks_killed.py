@@ -10,4 +10,4 @@ async def test_pods_killed_between_a_change_and_its_call_lose_none(tmp_path: Pat
     result = await run(plan, tmp_path)
     print(result)
     assert result.report.ok, str(result)
-    assert result.report.figures.faults_proven == 2
+    assert result.report.figures.faults_proven >= 2

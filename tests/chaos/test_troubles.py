@@ -8,7 +8,7 @@ import pytest
 from tests.chaos.driver import Plan, run
 
 TROUBLES = {"steps": 2, "partitions": 1, "throttles": 1, "slow": 1, "full": 1, "power": 2, "wipes": 2, "versions": 1}
-"""How many faults each proves."""
+"""How many faults each proves at least."""
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
@@ -18,4 +18,4 @@ async def test_no_promise_is_broken(tmp_path: Path, trouble: str) -> None:
     result = await run(replace(plan, once="sqlite") if trouble == "steps" else plan, tmp_path)
     print(result)
     assert result.report.ok, str(result)
-    assert result.report.figures.faults_proven == TROUBLES[trouble]
+    assert result.report.figures.faults_proven >= TROUBLES[trouble]
