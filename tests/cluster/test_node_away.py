@@ -84,6 +84,28 @@ async def test_a_pod_starts_while_a_node_is_away(cluster: Cluster, tmp_path: Pat
     await database.close()
 
 
+async def test_a_node_that_goes_away_before_it_has_told_of_a_canary_leaves_the_pod_ready(cluster: Cluster) -> None:
+    fleet = await Fleet.over(cluster.url, shards=16)
+    for node in cluster.nodes:
+        await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    lost = await cluster.owner(keys.root(0))
+    pod = await fleet.pod(Calls(), canary_every_seconds=0.05, deaf_seconds=0.2)
+    health = pod.worker.health
+    await until(lambda: health().ready, "the pod is ready")
+    await lost.ask("CONFIG", "SET", "notify-keyspace-events", "")
+    await until(lambda: not health().ready, "the node tells of no canary")
+
+    replica = await cluster.replica_of(lost)
+    replica.down()
+    lost.down()
+    await until(lambda: _is_told(pod), "the pod says what is out of reach")
+    await until(lambda: health().ready, "the pod is ready")
+    await lost.up()
+    await replica.up()
+    await cluster.heal()
+    await fleet.close()
+
+
 def _have_fired(calls: Calls, names: Iterable[str]) -> bool:
     return set(calls.ids) >= set(names)
 

@@ -126,23 +126,26 @@ class Canaries:
     @property
     def delivery(self) -> Delivery:
         """How notifications arrive at this pod."""
-        return max((each.delivery for each in self.by_node.values()), key=DELIVERY_STATES.index, default="ok")
+        return max((each.delivery for each in self._within_reach()), key=DELIVERY_STATES.index, default="ok")
 
     @property
     def lag_seconds(self) -> float:
         """How long the newest canary's event took; infinite if it never came, NaN before the first."""
-        known = [each.lag_seconds for each in self.by_node.values() if not math.isnan(each.lag_seconds)]
+        known = [each.lag_seconds for each in self._within_reach() if not math.isnan(each.lag_seconds)]
         return max(known, default=math.nan)
 
     @property
     def unheard(self) -> list[str]:
-        """The servers that this pod has no subscription at, or what stands for the one of a db. One that is away while
-        others are not has nothing to tell."""
-        connections, away = self._pod.store.connections, self._pod.away
-        if is_spread(connections) and self.by_node:
-            silent = {node: each for node, each in self.by_node.items() if not each.subscribed}
-            return [node.name for node, each in silent.items() if not away.has_all_of(each.part.shards)]
+        """The servers that this pod has no subscription at, or what stands for the one of a db."""
+        if is_spread(self._pod.store.connections) and self.by_node:
+            return [each.part.node.name for each in self._within_reach() if not each.subscribed]
         return [] if any(each.subscribed for each in self.by_node.values()) else ["the server"]
+
+    def _within_reach(self) -> list[Canary]:
+        """Without those of servers that are away while others are not: they have nothing to tell, and what they told
+        last may be that a canary's event went with them."""
+        away = self._pod.away
+        return [each for each in self.by_node.values() if not away.has_all_of(each.part.shards)]
 
     def delivery_failed(self) -> bool:
         return self.delivery == "deaf"
