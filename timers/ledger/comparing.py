@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.ledger.database import Database
+from timers.ledger.many import fetch
 from timers.ledger.rows import IDENTITY, SAVED, Identity
 from timers.ledger.schema import LIVE, PURGED, timers
 
@@ -47,7 +48,7 @@ async def ages(database: Database, identities: Collection[Identity]) -> dict[Ide
 async def _read(asked: sa.Select[Any], connection: AsyncConnection) -> dict[Identity, RowAge]:
     return {
         (prefix, timer_id): RowAge((created, version), status == PURGED)
-        for prefix, timer_id, created, version, status in await connection.execute(asked)
+        for prefix, timer_id, created, version, status in sorted(await fetch(connection, asked))
     }
 
 

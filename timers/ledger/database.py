@@ -1,6 +1,7 @@
 """Owns the connection to the ledger's database: how it is opened, its errors, and the state of its tables."""
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -197,7 +198,9 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 
 def _begin_sqlite(connection: Connection) -> None:
     """A transaction that reads first and then writes would fail if another wrote in between."""
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writes", True) else "BEGIN")
+    begin = "BEGIN IMMEDIATE" if connection.get_execution_options().get("writes", True) else "BEGIN"
+    driver: Any = connection.connection.dbapi_connection
+    driver.run_async(lambda sqlite: sqlite.execute_fetchall(begin))  # SQLAlchemy's way waits for its thread three times
 
 
 @contextmanager
@@ -205,7 +208,7 @@ def translated() -> Iterator[None]:
     """Raises LedgerUnavailable for every error of the database or of the way to it."""
     try:
         yield
-    except (SQLAlchemyError, OSError, TimeoutError) as error:
+    except (SQLAlchemyError, sqlite3.Error, OSError, TimeoutError) as error:
         cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         reason = " ".join(str(cause).split()) or type(cause).__name__
         raise LedgerUnavailable(f"{_AWAY}: {reason}") from error

@@ -2,21 +2,22 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from timers.core.fields import encode
 from timers.core.model import Status
 from timers.ledger.database import Database
+from timers.ledger.many import Statement, as_json, execute, fetch, of_json, rows_given
 from timers.ledger.schema import PURGED, timers
 
 Identity = tuple[str, str]
 """(prefix, id)."""
 
 _Insert = postgresql.Insert | sqlite.Insert
+_Some = TypeVar("_Some", "Row", "NewRow")
 
 SAVED: Final = 1000
 """Rows that one statement writes."""
@@ -64,7 +65,8 @@ _UNTRIED: Final = {
     "history": "",
 }
 
-IDENTITY: Final = sa.tuple_(timers.c.prefix, timers.c.id)
+_NAME: Final = (timers.c.prefix, timers.c.id)
+IDENTITY: Final = sa.tuple_(*_NAME)
 _COLUMNS: Final = [timers.c[name] for name in Row._fields]
 
 
@@ -76,37 +78,29 @@ def tombstone(prefix: str, id: str, shard: int, *, version: int, created: int, a
 async def save(connection: AsyncConnection, rows: Iterable[Row]) -> None:
     """Write rows, each unless there is a newer one: of a later life of the timer, or of the same life and as new."""
     dialect = connection.dialect.name
-    for some in _some(rows):
-        await connection.execute(
-            _UPSERTS[dialect], _columns(some) if dialect == "postgresql" else [*map(_fields, some)]
-        )
-
-
-def _some(rows: Iterable[Row]) -> Iterator[Sequence[Row]]:
-    """The newest of each timer's rows, as many as a statement takes. In one order, because two transactions that write
-    the same rows in different orders would wait for each other."""
+    # In one order, because two transactions that write the same rows in different orders would wait for each other.
     newest = sorted({(row.prefix, row.id): row for row in sorted(rows, key=age)}.values())
-    return (newest[start : start + SAVED] for start in range(0, len(newest), SAVED))
+    for some in _parts(newest):
+        await execute(connection, _UPSERTS[dialect], some)
 
 
-def _columns(rows: Sequence[Row] | Sequence[NewRow]) -> dict[str, list[Any]]:
-    return dict(zip(rows[0]._fields, map(list, zip(*rows, strict=True)), strict=True))
-
-
-def _fields(row: Row) -> dict[str, Any]:
-    return row._asdict()
+def _parts(rows: Sequence[_Some]) -> Iterator[Sequence[_Some]]:
+    """As many rows as a statement takes."""
+    return (rows[start : start + SAVED] for start in range(0, len(rows), SAVED))
 
 
 async def insert(connection: AsyncConnection, rows: Sequence[NewRow]) -> set[Identity]:
     """Write rows of timers that the ledger does not have, or whose earlier life was removed; of one timer's rows the
     first, as Redis does. Returns those that were written."""
-    dialect, written = connection.dialect.name, set()
-    first = sorted({(row.prefix, row.id): row for row in reversed(rows)}.values())
-    for start in range(0, len(first), SAVED):
-        some = first[start : start + SAVED]
-        given: dict[str, Any] = _columns(some) if dialect == "postgresql" else {"rows": encode(some)}
-        found = (await connection.execute(_INSERTS[dialect], given)).all()
-        written |= {(prefix, timer_id) for prefix, timer_id in found}
+    dialect, written = connection.dialect.name, set[Identity]()
+    for some in _parts(sorted({(row.prefix, row.id): row for row in reversed(rows)}.values())):
+        if dialect == "sqlite":  # nobody else can write meanwhile
+            ((there,),) = await execute(connection, _THERE, some)
+            await execute(connection, _INSERTS[dialect], some)
+            written |= {(row.prefix, row.id) for row in some}.difference(of_json(there))
+        else:
+            found = await execute(connection, _INSERTS[dialect], some)
+            written |= {(prefix, timer_id) for prefix, timer_id in found}
     return written
 
 
@@ -120,7 +114,7 @@ async def page(database: Database, shard: int, prefix: str, id: str, *, since_ms
 
 
 async def _read(asked: sa.Select[Any], connection: AsyncConnection) -> list[Row]:
-    return [Row._make(row) for row in (await connection.execute(asked)).all()]
+    return sorted(map(Row._make, await fetch(connection, asked)))
 
 
 async def reshard(database: Database, shard_of: Callable[[str, str], int]) -> int:
@@ -129,7 +123,7 @@ async def reshard(database: Database, shard_of: Callable[[str, str], int]) -> in
     last, changed = ("", ""), 0
     while True:
         rest = asked.where(last < IDENTITY)
-        found = await database.do(partial(_fetched, rest), writes=False)
+        found = sorted(await database.do(partial(fetch, asked=rest), writes=False))
         if not found:
             return changed
         wrong = [
@@ -140,10 +134,6 @@ async def reshard(database: Database, shard_of: Callable[[str, str], int]) -> in
         if wrong:
             await database.do(partial(_execute, _RESHARD, wrong))
         last, changed = (found[-1][0], found[-1][1]), changed + len(wrong)
-
-
-async def _fetched(asked: sa.Select[Any], connection: AsyncConnection) -> Sequence[Any]:
-    return list((await connection.execute(asked)).all())
 
 
 async def _execute(said: sa.Update, given: Sequence[dict[str, Any]], connection: AsyncConnection) -> None:
@@ -229,47 +219,34 @@ def _upsert(insert: _Insert, *, only_removed: bool = False) -> _Insert:
     )
 
 
-def _of_arrays(fields: Sequence[str]) -> sa.FromClause:
-    """The rows of arrays, one for each column, so that the statement is the same for any number of rows."""
-    arrays = [
-        sa.cast(sa.bindparam(name), postgresql.ARRAY(sa.BigInteger if name in _NUMBERS else sa.Text)) for name in fields
-    ]
-    return sa.func.unnest(*arrays).table_valued(*fields).render_derived()
+def _new(found: sa.FromClause) -> sa.Select[Any]:
+    """All columns of new rows."""
+    untried = {name: sa.literal(value) for name, value in _UNTRIED.items()}
+    columns: Mapping[str, sa.ColumnElement[Any]] = {**untried, **dict(found.c.items()), "changed": found.c.created}
+    # Without a condition SQLite would read ON CONFLICT as that of a join.
+    return sa.select(*(columns[name] for name in Row._fields)).where(sa.text("true"))
 
 
-def _new_of_arrays() -> sa.Select[Any]:
-    found = _of_arrays(NewRow._fields)
-    return _new({name: found.c[name] for name in NewRow._fields})
+def _insert(dialect: str) -> _Insert:
+    return _upsert(_INTO[dialect].from_select(Row._fields, _new(_NEW[dialect])), only_removed=True)
 
 
-def _new_of_json() -> sa.Select[Any]:
-    """As `_new_of_arrays`, of a list of lists in JSON: thousands of parameters would be rendered anew each time."""
-    each = sa.func.json_each(sa.bindparam("rows", type_=sa.Text)).table_valued("value")
-    parts = {name: sa.func.json_extract(each.c.value, f"$[{place}]") for place, name in enumerate(NewRow._fields)}
-    return _new(parts).where(sa.text("true"))  # without a condition ON CONFLICT would be read as that of a join
-
-
-def _new(given: Mapping[str, sa.ColumnElement[Any]]) -> sa.Select[Any]:
-    """All columns of new rows of which these are given."""
-    rest: dict[str, sa.ColumnElement[Any]] = {name: sa.literal(value) for name, value in _UNTRIED.items()}
-    rest |= {"changed": given["created"]}
-    return sa.select(*({**rest, **given}[name] for name in Row._fields))
-
-
-_NUMBERS: Final = {name for name, kind in Row.__annotations__.items() if kind is int}
+def _there(new: sa.FromClause) -> sa.Select[Any]:
+    """Which of the timers of new rows the ledger has."""
+    is_free = sa.and_(timers.c.status == PURGED, new.c.created > timers.c.created)
+    of_it = sa.and_(timers.c.prefix == new.c.prefix, timers.c.id == new.c.id)
+    return sa.select(*_NAME).join_from(new, timers, of_it).where(~is_free)
 
 
 _INTO: Final[Mapping[str, _Insert]] = {"sqlite": sqlite.insert(timers), "postgresql": postgresql.insert(timers)}
-_ARRAYS: Final = _of_arrays(Row._fields)
+_GIVEN: Final = {dialect: rows_given(dialect, Row.__annotations__) for dialect in _INTO}
+_NEW: Final = {dialect: rows_given(dialect, NewRow.__annotations__) for dialect in _INTO}
 _UPSERTS: Final = {
-    "sqlite": _upsert(_INTO["sqlite"]),
-    "postgresql": _upsert(
-        _INTO["postgresql"].from_select(Row._fields, sa.select(*(_ARRAYS.c[name] for name in Row._fields)))
-    ),
+    dialect: _upsert(into.from_select(Row._fields, sa.select(*_GIVEN[dialect].c).where(sa.text("true"))))
+    for dialect, into in _INTO.items()
 }
-_INSERTS: Final = {
-    dialect: _upsert(_INTO[dialect].from_select(Row._fields, new), only_removed=True).returning(
-        timers.c.prefix, timers.c.id
-    )
-    for dialect, new in (("sqlite", _new_of_json()), ("postgresql", _new_of_arrays()))
+_INSERTS: Final[Mapping[str, Statement]] = {
+    "sqlite": _insert("sqlite"),
+    "postgresql": _insert("postgresql").returning(*_NAME),
 }
+_THERE: Final = as_json(_there(_NEW["sqlite"]))
