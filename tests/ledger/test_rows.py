@@ -1,12 +1,14 @@
 """Rows never go back: a newer state of a timer wins, in whatever order states arrive."""
 
 from itertools import permutations
+from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select
 
 from timers.ledger.database import Database
-from timers.ledger.rows import NewRow, Row, insert, save, tombstone
+from timers.ledger.rows import NewRow, Row, find, insert, save, tombstone
 from timers.ledger.schema import PURGED, timers
 
 FIRST = Row("p", "a", 0, "scheduled", 1, 0, 0, 0, 1, 2000, 1000, 1000, '{"payload":"ü"}', "", "")
@@ -70,3 +72,26 @@ async def test_only_new_and_removed_timers_are_inserted(database: Database) -> N
         ("b", 1, 1000),
         ("gone", 1, 1001),
     ]
+
+
+async def test_sqlite_takes_one_step_for_many_rows(tmp_path: Path) -> None:
+    """In each the interpreter's lock is given away and must be had again, while other writers wait."""
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    await database.upgrade()
+    names = [f"{number:03}" for number in range(500)]
+    steps, rows_read = list[str](), list[object]()
+
+    def count(_cursor: object, row: object) -> object:
+        rows_read.append(row)
+        return row
+
+    async with database.transaction() as connection:
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        await driver.set_trace_callback(steps.append)
+        driver.row_factory = count
+        await save(connection, [state(id=name) for name in names])
+        assert len(await insert(connection, [NewRow("q", name, 0, 1, 1000, "{}", "") for name in names])) == 500
+        assert len(await find(connection, [("p", name) for name in names])) == 500
+    assert [step.split(maxsplit=1)[0] for step in steps] == ["INSERT", "SELECT", "INSERT", "SELECT", "COMMIT"]
+    assert len(rows_read) == 2
+    await database.close()

@@ -81,7 +81,8 @@ class LedgerFirst:
     async def _write(self, armings: Sequence[Arming]) -> tuple[list[Arming], set[Identity]]:
         """Write the rows of new timers. Returns the armings as Redis is to be sent them, and which are new."""
         now_ms = round(self._store.clock.now_ms())
-        sent = [arming._replace(due=_absolute(arming.due, now_ms), created_ms=now_ms) for arming in armings]
+        # `_replace` takes twice as long.
+        sent = [Arming(a.prefix, a.id, _absolute(a.due, now_ms), *a[3:7], now_ms, a.durability) for a in armings]
         if not sent:
             return sent, set()
         written = await self._database.do(partial(rows.insert, rows=[self._new_row(a) for a in sent]))
@@ -186,7 +187,7 @@ class LedgerFirst:
 def _unarmed(arming: Arming, row: Row | None, *, is_new: bool) -> Reply | None:
     """The reply to an arming while Redis is away, given its timer's row in the ledger. None if only Redis knows it:
     whether a timer that runs has ended."""
-    timer = _timer(arming)._replace(armed=False, durability=LEDGER)
+    timer = _timer(arming)._replace(armed=False)
     if is_new:
         return Reply("created", timer)
     if row is None or (arming.if_exists == "replace" and row.status == Status.RUNNING):
@@ -211,11 +212,7 @@ def _absolute(due: str, now_ms: int) -> str:
 
 
 def _timer(arming: Arming) -> Timer:
+    prefix, timer_id, due, spec, progress = arming[:5]
     return codec.new_record(
-        arming.prefix,
-        arming.id,
-        due_ms=int(arming.due[1:]),
-        created_ms=arming.created_ms,
-        spec=arming.spec,
-        progress=arming.progress,
+        prefix, timer_id, int(due[1:]), arming.created_ms, spec=spec, progress=progress, durability=LEDGER
     )

@@ -9,14 +9,14 @@ import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, overload
+from typing import Any, Final, Literal, overload
 
 from timers.core.decide import Transition
 from timers.core.durations import parse_ms, parse_time
 from timers.core.fields import encode
 from timers.core.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
 from timers.core.policies import Repeat, RetryPolicy, check_missed
-from timers.core.shapes import HISTORY_LIMIT
+from timers.core.shapes import HISTORY_LIMIT, Durability
 from timers.store.identity import READS
 
 LETTERS: Final[Mapping[Status, str]] = {
@@ -207,12 +207,21 @@ def encode_end(timer: Timer, after: Transition, *, pod: str, timings: str, form:
 
 
 def new_record(
-    prefix: str, timer_id: str, *, due_ms: int, created_ms: int, spec: Mapping[str, Any], progress: Progress
+    prefix: str,
+    timer_id: str,
+    due_ms: int,
+    created_ms: int,
+    *,
+    spec: Mapping[str, Any],
+    progress: Progress,
+    durability: Durability | Literal[""] = "",
 ) -> Timer:
     """The timer of the record that `arm` makes for a free identity: what `decode` would read from it. Its version and
     occurrence are 1; its token, attempt and failures are 0."""
-    at, history = created_ms, StoredHistory(created_ms, 1)
-    return Timer(prefix, timer_id, Status.SCHEDULED, due_ms, 1, 0, 0, 0, 1, at, at, spec, progress, None, history)
+    at, history, status = created_ms, StoredHistory(created_ms, 1), Status.SCHEDULED
+    return Timer(
+        prefix, timer_id, status, due_ms, 1, 0, 0, 0, 1, at, at, spec, progress, None, history, True, durability
+    )
 
 
 def _salvaged(prefix: str, timer_id: str, raw: bytes, lease: Lease | None, reason: str) -> Timer | None:

@@ -4,7 +4,7 @@ import time
 import zlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from timers.core.clock import ServerClock
 from timers.core.decide import Transition
@@ -62,7 +62,7 @@ class Reply(NamedTuple):
 
     def with_durability(self, reached: Durability) -> "Reply":
         """Says of a timer that was armed how durable it is."""
-        if self.timer is None or self.code not in ("created", "replaced"):
+        if self.timer is None or self.timer.durability == reached or self.code not in ("created", "replaced"):
             return self
         return self._replace(timer=self.timer._replace(durability=reached))
 
@@ -436,8 +436,9 @@ class Store:
             return self._answer(arming.prefix, arming.id, code, words)
         due, _, created = words.partition(b" ")
         prefix, timer_id, _, spec, progress = arming[:5]
+        reached: Durability | Literal[""] = arming.durability if arming.created_ms else ""
         timer = codec.new_record(
-            prefix, timer_id, due_ms=int(due), created_ms=int(created), spec=spec, progress=progress
+            prefix, timer_id, int(due), int(created), spec=spec, progress=progress, durability=reached
         )
         return Reply("created", timer)
 
