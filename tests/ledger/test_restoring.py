@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -16,6 +18,7 @@ from timers.client import progress
 from timers.core.model import Status, Timer
 from timers.ledger import rows
 from timers.ledger.database import Database
+from timers.ledger.rows import Row
 from timers.store.following import stages
 
 
@@ -39,6 +42,39 @@ async def lost(fleet: Fleet, database: Database, number: int) -> None:
     await agreed(database, fleet.store)
     await fleet.kill(pod)
     await fleet.redis.flushall()
+
+
+async def test_the_ledger_has_what_redis_has_after_two_losses_in_a_row(
+    fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger learns what was given back after the first only once the second pod has read its rows."""
+    await lost(fleet, database, 3)
+    first: list[Row] = []
+    pages, saves = rows.page, rows.save
+
+    async def held(connection: AsyncConnection, rows: Iterable[Row]) -> None:
+        first.extend(rows)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(rows, "save", held)
+    slow = await fleet.pod(Calls(), ledger=database)
+    await until(lambda: len(first) == 3, "the first pod has given all back")
+    await fleet.kill(slow)
+    await fleet.redis.flushall()
+
+    async def after_the_read(database: Database, *asked: Any, **options: Any) -> Any:
+        found = await pages(database, *asked, **options)
+        if first:
+            monkeypatch.setattr(rows, "save", saves)
+            await database.do(partial(saves, rows=first.copy()))
+            first.clear()
+        return found
+
+    monkeypatch.setattr(rows, "page", after_the_read)
+    await fleet.pod(Calls(), ledger=database)
+    await whole(fleet, "00", "01", "02")
+    await agreed(database, fleet.store)
+    assert not first
 
 
 async def test_a_lost_db_is_restored(sharded: Fleet, database: Database) -> None:

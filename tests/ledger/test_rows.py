@@ -29,6 +29,7 @@ async def test_the_newest_state_wins_in_every_order(database: Database, together
     states = [
         FIRST,
         state(status="completed", version=3),
+        state(status="failed", version=3, changed=1001),
         tombstone("p", "a", 0, version=4, created=1000, at_ms=5000),
         state(created=7000, version=1, changed=7000),
     ]
@@ -38,6 +39,17 @@ async def test_the_newest_state_wins_in_every_order(database: Database, together
             for batch in [order] if together else [[place] for place in order]:
                 await save(connection, [states[place] for place in batch])
         assert await kept(database) == [tuple(states[-1])]
+
+
+async def test_of_one_version_that_two_losses_have_made_twice_the_later_stays(database: Database) -> None:
+    first, second = state(version=1001, changed=5000), state(version=1001, changed=6000)
+    for order in permutations([first, second]):
+        async with database.transaction() as connection:
+            await connection.execute(timers.delete())
+            for row in order:
+                await save(connection, [row])
+            await save(connection, order)
+        assert await kept(database) == [tuple(second)]
 
 
 async def test_a_tombstone_stays_against_what_came_before_it(database: Database) -> None:

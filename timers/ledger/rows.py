@@ -65,6 +65,7 @@ _UNTRIED: Final = {
     "history": "",
 }
 
+_AGE: Final = ("created", "version", "changed")
 _NAME: Final = (timers.c.prefix, timers.c.id)
 IDENTITY: Final = sa.tuple_(*_NAME)
 _COLUMNS: Final = [timers.c[name] for name in Row._fields]
@@ -76,7 +77,7 @@ def tombstone(prefix: str, id: str, shard: int, *, version: int, created: int, a
 
 
 async def save(connection: AsyncConnection, rows: Iterable[Row]) -> None:
-    """Write rows, each unless there is a newer one: of a later life of the timer, or of the same life and as new."""
+    """Write rows, each unless there is one as new: of a later life of the timer, or of the same life and as late."""
     dialect = connection.dialect.name
     # In one order, because two transactions that write the same rows in different orders would wait for each other.
     newest = sorted({(row.prefix, row.id): row for row in sorted(rows, key=age)}.values())
@@ -203,15 +204,16 @@ async def clean(database: Database, before_ms: int) -> None:
         pass
 
 
-def age(row: Row) -> tuple[int, int]:
-    """What tells the newer of two states of a timer."""
-    return row.created, row.version
+def age(row: Row) -> tuple[int, int, int]:
+    """What tells the newer of two states of a timer. Two losses in a row may make one version twice, if the second
+    comes before the ledger has what was given back after the first. Then the later one counts, which is still there."""
+    return row.created, row.version, row.changed
 
 
 def _upsert(insert: _Insert, *, only_removed: bool = False) -> _Insert:
     """Write what is newer than the row that is there; `only_removed`: if that is of a timer that was removed."""
     new, rest = insert.excluded, [name for name in Row._fields if name not in ("prefix", "id")]
-    newer = sa.tuple_(new.created, new.version) > sa.tuple_(timers.c.created, timers.c.version)
+    newer = sa.tuple_(*(new[name] for name in _AGE)) > sa.tuple_(*(timers.c[name] for name in _AGE))
     if only_removed:
         newer = sa.and_(timers.c.status == PURGED, new.created > timers.c.created)
     return insert.on_conflict_do_update(
