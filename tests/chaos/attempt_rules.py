@@ -68,7 +68,7 @@ def _token_finding(story: Story, text: str, newest: Run, run: Run) -> Finding:
 
 def _gaps(story: Story, faults: Faults) -> Iterator[Finding]:
     for gap in story.gaps():
-        if not _swallowed(gap, faults):
+        if not gap.goes_on(faults) and not _swallowed(gap, faults):
             lines = (gap.earlier.lines() if gap.earlier else ()) + gap.run.lines()
             text = f"{gap.hidden} attempts before attempt {gap.run.start.attempt} are missing, and no fault explains it"
             yield Finding(Property.TOKENS_RISE, story.timer, text, lines)

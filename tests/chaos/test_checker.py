@@ -68,6 +68,24 @@ def test_a_run_that_was_claimed_before_a_loss_and_began_after_it_may_be_made_aga
     assert again_after(1_150).judged().of(Property.ONE_WINNER)
 
 
+def test_a_number_that_a_loss_took_back_comes_again_also_beside_a_create_that_nobody_answered() -> None:
+    def again_as(attempt: int, loss: int) -> Past:
+        past = Past()
+        past.create(TIMER)
+        for number in (1, 2, 3):
+            past.run(TIMER, 1_000 + 100 * number, pod="a", attempt=number, token=number, outcome=Outcome.FAILED)
+        past.create(TIMER, 1_400, answer=Kind.INFO)
+        past.fault(FaultKind.LOSS, EVERY_POD, loss)
+        past.run(TIMER, 2_000, pod="b", attempt=attempt, token=4)
+        past.completed(TIMER, 2_005, attempt=attempt, token=4)
+        return past
+
+    for attempt in (2, 3, 4):
+        assert not again_as(attempt, 1_450).judged().of(Property.TOKENS_RISE)
+    assert again_as(6, 1_450).judged().of(Property.TOKENS_RISE)
+    assert again_as(3, 1_050).judged().of(Property.TOKENS_RISE)
+
+
 def test_a_loss_may_take_an_end_that_the_ledger_was_too_far_behind_to_have() -> None:
     def again_behind(lag_ms: int) -> Past:
         past = Past()

@@ -235,12 +235,21 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """`hidden` attempts are missing before `run`, since `from_ns`."""
+    """`hidden` attempts are missing before `run`, since `from_ns`: after `earlier`, or in what may be another life of
+    the timer than that of the last run `before` it."""
 
     earlier: Run | None
     run: Run
     hidden: int
     from_ns: int
+    before: Run | None = None
+
+    def goes_on(self, faults: "Faults") -> bool:
+        """True if it is the same life after all, whose last run the server forgot, so that its number comes again."""
+        before, first = self.before, self.run.start
+        if before is None or before.start.occurrence != first.occurrence or first.attempt > before.start.attempt + 1:
+            return False
+        return faults.forgotten(before, first.mono_ns)
 
 
 @dataclass(slots=True)
@@ -300,7 +309,7 @@ class Story:
             counts_on = last and last.start.occurrence == first.start.occurrence
             base = last.start.attempt if last and counts_on and first.start.attempt > last.start.attempt else 0
             if (hidden := first.start.attempt - base - 1) > 0:
-                yield Gap(None, first, hidden, last.start.mono_ns if last else from_ns)
+                yield Gap(None, first, hidden, last.start.mono_ns if last else from_ns, last)
             for earlier, later in pairwise(runs):
                 if (hidden := later.start.attempt - earlier.start.attempt - 1) > 0:
                     yield Gap(earlier, later, hidden, earlier.start.mono_ns)
