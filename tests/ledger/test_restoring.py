@@ -77,6 +77,31 @@ async def test_the_ledger_has_what_redis_has_after_two_losses_in_a_row(
     assert not first
 
 
+async def test_nothing_is_given_back_from_rows_that_were_read_before_another_loss(
+    fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A timer that was cancelled after its row was read, and before Redis lost its data again, starts no more."""
+    await lost(fleet, database, 3)
+    async with database.transaction() as connection:  # they are due as soon as they are there
+        await connection.exec_driver_sql("UPDATE timers_timers SET due = due - 90000000")
+    pages, calls = rows.page, Calls()
+
+    async def before_the_loss(*asked: Any, **options: Any) -> Any:
+        found = await pages(*asked, **options)
+        monkeypatch.setattr(rows, "page", pages)
+        async with database.transaction() as connection:  # what a client's cancel leaves there
+            await rows.save(connection, [row._replace(status="cancelled", version=row.version + 1) for row in found])
+        await fleet.redis.flushall()
+        return found
+
+    monkeypatch.setattr(rows, "page", before_the_loss)
+    await fleet.pod(calls, ledger=database)
+    back = await whole(fleet, "00", "01", "02")
+    await agreed(database, fleet.store)
+    assert {timer.status for timer in back.values()} == {Status.CANCELLED}
+    assert not calls
+
+
 async def test_a_lost_db_is_restored(sharded: Fleet, database: Database) -> None:
     calls = Calls()
     await sharded.pod(calls, ledger=database)

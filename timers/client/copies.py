@@ -13,6 +13,7 @@ from timers.ledger.database import Database
 from timers.ledger.rows import Identity, Row
 from timers.store import codec
 from timers.store.codec import JUMP, LETTERS, STATUSES
+from timers.store.following import founded
 from timers.store.restoring import RecordParts, Restored, put_together, restore, restore_and_read, taken_apart
 from timers.store.store import Store
 
@@ -107,7 +108,9 @@ async def give_back(
     dry_run: bool = False,
 ) -> AsyncIterator[tuple[Identity, list[str]]]:
     """Make Redis hold the timers that the ledger has of a shard, changed since a time, and the ledger what Redis holds
-    then, a page at a time: yields the last timer of each page, and what became of each, as `restore`."""
+    then, a page at a time: yields the last timer of each page, and what became of each, as `restore`. Raises
+    Unavailable if the shard loses its data meanwhile."""
+    carried = "" if dry_run else await founded(store, shard)
     before: Sequence[Row] = []
     done: list[_Given] = []
     page = await rows.page(database, shard, *after, since_ms=since_ms)
@@ -116,7 +119,7 @@ async def give_back(
         try:
             async with asyncio.TaskGroup() as group:
                 # While Redis takes a page, the ledger keeps what became of the one before, and reads the one after.
-                giving = group.create_task(_give(store, page, dry_run=dry_run))
+                giving = group.create_task(_give(store, page, carried))
                 group.create_task(_keep(database, shard, before, done))
                 reading = group.create_task(rows.page(database, shard, last.prefix, last.id, since_ms=since_ms))
         except ExceptionGroup as failed:
@@ -126,10 +129,11 @@ async def give_back(
         before, done, page = page, giving.result(), reading.result()
 
 
-async def _give(store: Store, page: Sequence[Row], *, dry_run: bool) -> list[_Given]:
-    if dry_run:
+async def _give(store: Store, page: Sequence[Row], carried: str) -> list[_Given]:
+    """What became of each. Rows that were read before Redis lost its data are too old: a cancel may have come since."""
+    if not carried:
         return [(code, None) for code in await restore(store, restored(page), cause=RESTORED, jump=JUMP, dry_run=True)]
-    return await restore_and_read(store, restored(page), cause=RESTORED, jump=JUMP)
+    return await restore_and_read(store, restored(page), cause=RESTORED, jump=JUMP, carried=carried)
 
 
 async def _keep(database: Database, shard: int, page: Sequence[Row], done: Sequence[_Given]) -> None:

@@ -24,7 +24,7 @@ from timers.store import codec
 from timers.store.callers import Quota, Quotas
 from timers.store.codec import JUMP
 from timers.store.comparing import Life, life_of
-from timers.store.following import stages
+from timers.store.following import founded, stages
 from timers.store.restoring import restore
 from timers.store.store import FOUNDING_TRIES, Arming, Identity, Reply, Store
 
@@ -172,8 +172,9 @@ class LedgerFirst:
         if some:
             if not all(stage.place for stage in lost.values()):
                 await give_facts_back(self._store, self._database)
+            carried, *_ = [await founded(self._store, shard) for shard in lost]
             found = await self._database.do(partial(rows.find, identities=some))
-            await restore(self._store, restored(found.values()), cause=RESTORED, jump=JUMP)
+            await restore(self._store, restored(found.values()), cause=RESTORED, jump=JUMP, carried=carried)
 
     def _new_row(self, arming: Arming) -> NewRow:
         prefix, timer_id, due = arming[:3]

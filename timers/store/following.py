@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from timers.errors import Unavailable
 from timers.store import keys
 from timers.store.scripts import reachable, read
-from timers.store.store import Store
+from timers.store.store import FOUNDING_TRIES, KEEPS_CHANGING, Store
 
 LEDGER: Final = "@ledger"
 """The field of a shard's `hooks` that makes scripts note changes. Its value is a Stage as text."""
@@ -136,10 +137,14 @@ async def behind(store: Store) -> tuple[int, int]:
 
 async def founded(store: Store, shard: int) -> str:
     """What the shard carries, which another loss takes away. A shard in which no timer was armed gets it."""
-    ((carried,),) = await store.of_shards(lambda asked, root: asked.get(f"{root}epoch"), None, shards=[shard])
-    if carried is None or keys.text(carried) != store.identity.stamp:
+    if not store.identity.epoch:
+        await store.identity.make()
+    for _ in range(FOUNDING_TRIES):
+        ((carried,),) = await store.of_shards(lambda asked, root: asked.get(f"{root}epoch"), None, shards=[shard])
+        if carried is not None and keys.text(carried) == store.identity.stamp:
+            return store.identity.stamp
         await store.identity.found([shard])
-    return store.identity.stamp
+    raise Unavailable(KEEPS_CHANGING)
 
 
 async def advance(store: Store, shard: int, carried: str, before: Stage, reached: Stage) -> bool:

@@ -29,6 +29,8 @@ ARM_LIMIT: Final = 125
 FOUNDING_TRIES: Final = 5
 """The first try founds shards in which no timer was ever made; more are for a db that is emptied meanwhile."""
 
+KEEPS_CHANGING: Final = "the db keeps being emptied or given another epoch"
+
 Identity = tuple[str, str]
 """(prefix, id)."""
 
@@ -187,15 +189,17 @@ class Store:
         *,
         most: int = ARM_LIMIT,
         level: Durability = "fast",
+        carried: str = "",
     ) -> tuple[list[tuple[Any, ...]], bool]:
         """Run a script that makes timers, with a line for each, on all their shards in one round trip. Returns what it
-        says of each, and whether all is as durable as the level says. Founds shards that do not carry the db's epoch.
+        says of each, and whether all is as durable as the level says. Founds shards that do not carry the db's epoch;
+        but if they are to carry what they did when the lines were made, it raises Unavailable for those that do not.
         `head` makes the arguments that come before a batch of at most `most` lines."""
         if identities and not self.identity.epoch:
             await self.identity.make()
         answers, reached = dict[int, tuple[Any, ...]](), True
         for _ in range(FOUNDING_TRIES):
-            stamp, form = self.identity.stamp, self.identity.writes
+            stamp, form = carried or self.identity.stamp, self.identity.writes
             batches = [
                 (shard, places[start : start + most])
                 for shard, places in self.by_shard(identities, answers).items()
@@ -220,8 +224,10 @@ class Store:
                 answers.update(zip(places, said, strict=True))
             if len(answers) == len(identities):
                 return [answers[place] for place in range(len(identities))], reached
+            if carried:
+                raise Unavailable("Redis has lost data meanwhile")
             await self.identity.found(foreign)
-        raise Unavailable("the db keeps being emptied or given another epoch")
+        raise Unavailable(KEEPS_CHANGING)
 
     async def get(self, identities: Sequence[Identity]) -> list[Timer | None]:
         """The timers of any shards, with their leases; None for those that do not exist."""
