@@ -92,6 +92,24 @@ def test_no_password_is_in_the_compose_file_and_all_images_are_pinned(name: str)
     assert "PASSWORD:" not in (FOLDER / name).read_text()
 
 
+def variant(name: str) -> dict[str, Any]:
+    """The services of compose.yaml with those of the variant on top, as `docker compose` merges the keys used here."""
+    merged: dict[str, Any] = compose()["services"]
+    if name != FILES[0]:
+        for service, given in compose(name)["services"].items():
+            merged[service] = {**merged.get(service, {}), **given}
+    return merged
+
+
+@EACH
+def test_only_one_service_builds_the_image_of_the_pods(name: str) -> None:
+    """Two would make an image each, which differ in a label: every `up` would start all pods anew."""
+    services = variant(name)
+    assert [each for each, given in services.items() if "build" in given] == ["api"]
+    assert services["worker"]["image"] == services["api"]["image"]
+    assert services["worker"]["pull_policy"] == "never"
+
+
 def test_secrets_are_made_once(tmp_path: Path) -> None:
     stack(tmp_path, "secrets")
     folder = tmp_path / "docker" / "secrets"
