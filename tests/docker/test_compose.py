@@ -110,6 +110,20 @@ def test_only_one_service_builds_the_image_of_the_pods(name: str) -> None:
     assert services["worker"]["pull_policy"] == "never"
 
 
+def asks_nobody_outside(service: dict[str, Any]) -> bool:
+    """Whether the engine answers itself for a host that is gone. Else the name goes to the DNS outside."""
+    return bool(service.get("dns_opt") == ["ndots:1"] and service.get("dns_search") == ["."])
+
+
+def test_a_name_of_a_dead_server_is_not_asked_for_outside() -> None:
+    """Sentinels stop their failover (TILT) while a name takes two seconds."""
+    for name in FILES:
+        assert all(asks_nobody_outside(variant(name)[each]) for each in ("api", "worker"))
+    servers = [given for given in compose(FILES[1])["services"].values() if "/start" in given.get("command", ())]
+    assert len(servers) == 6
+    assert all(asks_nobody_outside(each) for each in servers)
+
+
 def test_secrets_are_made_once(tmp_path: Path) -> None:
     stack(tmp_path, "secrets")
     folder = tmp_path / "docker" / "secrets"
