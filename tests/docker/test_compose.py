@@ -124,6 +124,19 @@ def test_a_name_of_a_dead_server_is_not_asked_for_outside() -> None:
     assert all(asks_nobody_outside(each) for each in servers)
 
 
+def data_volumes(name: str) -> set[str]:
+    """The volumes in which the servers of the variant keep their data."""
+    mounts = [each for service in variant(name).values() for each in service.get("volumes", ())]
+    return {source for source, target, *_ in (each.split(":") for each in mounts) if target == "/data"}
+
+
+def test_each_variant_keeps_its_data_in_volumes_of_its_own() -> None:
+    """A node of a cluster crashes on data of a db other than 0, and a server whose replica took over has old data."""
+    names = [name for file in FILES for name in data_volumes(file)]
+    assert len(names) == 1 + 6 + 6
+    assert len(names) == len(set(names))
+
+
 def test_secrets_are_made_once(tmp_path: Path) -> None:
     stack(tmp_path, "secrets")
     folder = tmp_path / "docker" / "secrets"
