@@ -137,6 +137,24 @@ def test_each_variant_keeps_its_data_in_volumes_of_its_own() -> None:
     assert len(names) == len(set(names))
 
 
+def test_pods_of_another_variant_start_anew() -> None:
+    """`up` compares what a service says, not the files of its secrets."""
+    for service in ("api", "worker"):
+        labels = [variant(name)[service].get("labels", {}).get("variant") for name in FILES]
+        assert len(labels) == len(set(labels))
+
+
+def test_up_ends_what_only_another_variant_has(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "docker").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
+    (programs / "docker").chmod(0o755)
+    assert stack(tmp_path, "up", "cluster", PATH=f"{programs}:{os.environ['PATH']}").returncode == 0
+    asked = (tmp_path / "asked").read_text().splitlines()[-1].split()
+    assert asked[:5] == ["compose", "--file", "compose.yaml", "--file", "compose.cluster.yaml"]
+    assert {"up", "--wait", "--remove-orphans"} <= set(asked)
+
+
 def test_secrets_are_made_once(tmp_path: Path) -> None:
     stack(tmp_path, "secrets")
     folder = tmp_path / "docker" / "secrets"
