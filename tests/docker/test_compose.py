@@ -155,6 +155,12 @@ def test_up_ends_what_only_another_variant_has(tmp_path: Path) -> None:
     assert {"up", "--wait", "--remove-orphans"} <= set(asked)
 
 
+def test_the_balancer_ends_open_streams_before_the_engine_kills_it() -> None:
+    (seconds,) = re.findall(r"^ +hard-stop-after (\d+)s$", (FOLDER / "haproxy.cfg").read_text(), re.MULTILINE)
+    assert int(seconds) < 10
+    assert "stop_grace_period" not in compose()["services"]["balancer"]
+
+
 def test_secrets_are_made_once(tmp_path: Path) -> None:
     stack(tmp_path, "secrets")
     folder = tmp_path / "docker" / "secrets"
