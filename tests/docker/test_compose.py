@@ -161,6 +161,16 @@ def test_the_balancer_ends_open_streams_before_the_engine_kills_it() -> None:
     assert "stop_grace_period" not in compose()["services"]["balancer"]
 
 
+def test_what_prometheus_saw_before_a_stop_rings_no_alert_after_the_start() -> None:
+    seconds = yaml.safe_load((FOLDER / "prometheus" / "prometheus.yml").read_text())["global"]["scrape_interval"]
+    given = compose()["services"]["prometheus"]["command"]
+    assert seconds == "10s"
+    assert "--query.lookback-delta=30s" in given
+    rules = yaml.safe_load((FOLDER / "prometheus" / "rules.yml").read_text())["groups"][0]["rules"]
+    waits = {rule["alert"] for rule in rules if "for" not in rule}
+    assert {rule["alert"] for rule in rules} - waits >= {"TimersRedisDown", "TimersUncovered", "TimersNoWorker"}
+
+
 def test_secrets_are_made_once(tmp_path: Path) -> None:
     stack(tmp_path, "secrets")
     folder = tmp_path / "docker" / "secrets"
