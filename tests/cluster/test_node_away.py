@@ -1,5 +1,6 @@
 """A node of a cluster that is away: what lies on the others goes on."""
 
+import asyncio
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,9 @@ import pytest
 
 from tests.clusters import Cluster
 from tests.engine.fleet import Calls, Fleet, Pod, until
+from timers.client.fleet import Declared
 from timers.engine.following import claim_ledger
+from timers.errors import Unavailable
 from timers.ledger.database import Database
 from timers.store import keys
 from timers.store.store import Arming
@@ -49,6 +52,32 @@ async def test_timers_on_the_other_nodes_fire_on_while_one_is_away(cluster: Clus
         await until(partial(_have_fired, calls, names), "the others fire too")
         assert len(calls) == NUMBER
         await until(lambda: not pod.worker.health().warnings, "nothing is out of reach")
+    await fleet.close()
+
+
+async def test_new_timers_of_the_other_nodes_are_taken_while_the_registry_is_away(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Declared.__init__, "__kwdefaults__", {"fresh_seconds": 0.0})  # each create asks again
+    fleet = await Fleet.over(cluster.url, shards=16)
+    for node in cluster.nodes:
+        await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    lost = await cluster.owner(keys.PODS_ROOT)
+    owners = [await cluster.owner(keys.root(shard)) for shard in range(16)]
+    await asyncio.gather(*(fleet.client.create("note", f"before-{number}", delay="1h") for number in range(NUMBER)))
+    replica = await cluster.replica_of(lost)
+    replica.down()
+    lost.down()
+
+    names = [str(number) for number in range(NUMBER)]
+    there = [name for name in names if owners[fleet.store.shard_of("note", name)] is not lost]
+    for name in there:
+        assert (await fleet.client.create("note", name, delay="1h")).status == "scheduled"
+    with pytest.raises(Unavailable):
+        await fleet.client.create("unknown", "a", delay="1h")
+    await lost.up()
+    await replica.up()
+    await cluster.heal()
     await fleet.close()
 
 
