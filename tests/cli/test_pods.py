@@ -131,7 +131,7 @@ async def test_serve_writes_nothing_but_data_to_stdout(start: Start, server: Emb
     pod.signal(signal.SIGTERM)
     ended = pod.end()
     assert (ended.code, ended.out) == (0, "")
-    assert [json.loads(line)["level"] for line in ended.err.splitlines()] == ["info"] * len(ended.err.splitlines())
+    assert [line for line in ended.err.splitlines() if json.loads(line)["level"] != "info"] == []
 
 
 async def test_an_api_pod_arms_what_a_worker_pod_runs(start: Start, server: EmbeddedServer, redis: Redis) -> None:

@@ -16,7 +16,7 @@ from timers.core.explain import explain
 from timers.core.fields import is_own, owner
 from timers.core.hooks import CALLS
 from timers.core.model import Status, Timer
-from timers.errors import FieldError, NoProcessor, NotFound, Refused, Unavailable, shown
+from timers.errors import FieldError, NoProcessor, NotFound, Refused, shown
 from timers.store import queries
 from timers.store.cooperative import CachedRead, cooperatively
 from timers.store.filters import ALL, Filter
@@ -314,7 +314,8 @@ small call a second, not one for each create."""
 
 
 class Declared:
-    """The declared prefixes as one client last read them."""
+    """The declared prefixes as one client last read them; while the node of a cluster that has them is away, as it last
+    knew them."""
 
     def __init__(self, store: Store, *, fresh_seconds: float = FRESH_SECONDS) -> None:
         self._membership = Membership(store)
@@ -322,16 +323,6 @@ class Declared:
 
     async def _read(self) -> Roster:
         return await self._membership.declared(self._roster.last or Roster())
-
-    async def _known(self) -> Roster:
-        """The declarations as of the last second; while the node of a cluster that has them is away, as they were last
-        known. Raises Unavailable if they never were."""
-        try:
-            return await self._roster.get()
-        except Unavailable:
-            if self._roster.last is None:
-                raise
-            return self._roster.last
 
     async def refusals(self, prefixes: Iterable[str]) -> dict[str, NoProcessor]:
         """As `refusal`, for several prefixes: an error for each that has one."""
@@ -343,7 +334,7 @@ class Declared:
         """An error if no processor was ever declared for the prefix. Reads the declarations again before it returns an
         error, unless somebody did since `asked_at` (None: now). Raises Unavailable."""
         asked_at = time.monotonic() if asked_at is None else asked_at
-        if owner(prefix, (await self._known()).declared) is not None:
+        if owner(prefix, (await self._roster.known()).declared) is not None:
             return None
         declared = (await self._roster.since(asked_at)).declared
         if owner(prefix, declared) is not None:
@@ -354,8 +345,8 @@ class Declared:
 
     async def owner(self, prefix: str) -> str | None:
         """The processor that owns timers of the prefix, as of the last second. Raises Unavailable."""
-        return (await self._known()).owner(prefix)
+        return (await self._roster.known()).owner(prefix)
 
     async def calls(self) -> list[str]:
         """The declared prefixes of the calls of hooks, as of the last second. Raises Unavailable."""
-        return [prefix for prefix in (await self._known()).declared if prefix.startswith(CALLS)]
+        return [prefix for prefix in (await self._roster.known()).declared if prefix.startswith(CALLS)]

@@ -6,6 +6,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final, Generic, TypeVar
 
+from timers.errors import Unavailable
+
 T = TypeVar("T")
 
 SLICE_SECONDS: Final = 0.005
@@ -58,6 +60,17 @@ class CachedRead(Generic[T]):
         if self.last is None or time.monotonic() - self._read_at > self._seconds:
             return await asyncio.shield(self._renewing())
         return self.last
+
+    async def known(self) -> T:
+        """As `get`; while Redis is not available, the value as it was last read. Raises Unavailable if it never was."""
+        if self.last is not None and time.monotonic() - self._read_at <= self._seconds:
+            return self.last
+        try:
+            return await self.get()
+        except Unavailable:
+            if self.last is None:
+                raise
+            return self.last
 
     async def soon(self, patience_seconds: float) -> T | None:
         """The value without waiting for a new one, which is read meanwhile if it is time. Waits this long for the first
