@@ -1,6 +1,7 @@
 """Servers that the script of the containers starts, with the secrets that the stack makes."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,11 @@ class Started:
         assert stack(folder, "secrets").returncode == 0
         self.folder, self.secrets = folder, folder / "docker" / "secrets"
         self._family, self._running = family, dict[int, subprocess.Popen[bytes]]()
+
+    def make_secrets_anew(self) -> None:
+        """As after somebody has removed them."""
+        shutil.rmtree(self.secrets)
+        assert stack(self.folder, "secrets").returncode == 0
 
     def url_of_pods(self, name: str) -> str:
         """What the pods are given."""

@@ -89,6 +89,27 @@ async def opened(url: str) -> Store:
     return await eventually(answers, "the Sentinels lead to a primary")
 
 
+async def test_a_failover_works_with_new_secrets_on_old_data(started: Watched) -> None:
+    store = await opened(started.url)
+    await eventually(lambda: whole(store), "the doctor finds nothing")
+    await store.connections.close()
+    started.down()
+    started.make_secrets_anew()
+    started.up()
+    again = await opened(started.url)
+    await eventually(lambda: whole(again), "the doctor finds nothing")
+    sentinels = again.connections
+    assert isinstance(sentinels, SentinelConnections)
+    first = sentinels.sentinels.primary
+    await started.fail_over()
+
+    async def replaced() -> bool:
+        return sentinels.sentinels.primary not in (None, first)
+
+    await eventually(replaced, "another primary")
+    await again.connections.close()
+
+
 async def test_a_failover_outlasts_a_restart_of_all(started: Watched) -> None:
     store = await opened(started.url)
     await eventually(lambda: whole(store), "the doctor finds nothing")
