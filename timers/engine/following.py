@@ -196,9 +196,10 @@ class Following:
 
     async def _arm_pending(self, led: Sequence[int]) -> None:
         """Arm timers that callers armed while Redis was away."""
-        carried = self._store.identity.stamp
-        while led and (page := await rows.pending(self._database, led)):
-            codes = await restore(self._store, restored(page), carried=carried)
+        waiting = {row.shard for row in await rows.pending(self._database, led)} if led else ()
+        carried = [await founded(self._store, shard) for shard in waiting]
+        while carried and (page := await rows.pending(self._database, waiting)):
+            codes = await restore(self._store, restored(page), carried=carried[0])
             there = [row for row, code in zip(page, codes, strict=True) if code in _THERE]
             await self._database.do(partial(rows.armed, made=there))
             if not _THERE.issuperset(codes):
