@@ -1,5 +1,8 @@
 """The ledger's database: its tables, their versions, what it refuses, and its errors."""
 
+import asyncio
+import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, text
 
 from tests import postgres
+from tests.engine.fleet import until
 from timers.errors import ConfigurationError, LedgerUnavailable
 from timers.ledger.database import Database
 from timers.ledger.schema import VERSION_TABLE, metadata
@@ -61,6 +65,27 @@ async def test_a_database_that_is_away_is_one_error_without_the_password(tmp_pat
             await database.check()
         assert "secret" not in str(caught.value)
         await database.close()
+
+
+async def test_no_thread_outlives_the_close_of_a_database_that_could_not_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("timers.ledger.database.BUSY_SECONDS", 1.5)
+
+    def connections() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if "_connection_worker_thread" in thread.name}
+
+    before = connections()
+    with sqlite3.connect(tmp_path / "x.db", isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        database = Database(f"sqlite+aiosqlite:///{tmp_path}/x.db")
+        asking = asyncio.create_task(database.ping())
+        await until(lambda: connections() != before, "it opens")
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await database.close()
+        assert connections() == before
+    other.close()
 
 
 async def test_sqlite_writes_to_the_disk_before_a_commit_returns(tmp_path: Path) -> None:

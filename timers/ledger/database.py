@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
+from threading import Thread, current_thread
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 from alembic import command
 from alembic.config import Config
@@ -77,7 +79,8 @@ class Database:
 
     def __init__(self, url: str) -> None:
         """Opens nothing yet. Raises ConfigurationError for a URL that cannot be used, without its password."""
-        self.engine = _engine(url)
+        self._threads = WeakSet[Thread]()
+        self.engine = _engine(url, self._threads)
         self.dialect = self.engine.dialect.name
         self._failed: str | None = None
         self._under_way: list[float] = []
@@ -89,8 +92,12 @@ class Database:
         return f"{_AWAY}: no answer for {waited:.0f} s" if waited > BUSY_SECONDS else self._failed
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections. Those of SQLite have a thread each, and the driver does not wait for the thread of one
+        that could not be opened: it would tell an event loop that has ended by then."""
         await self.engine.dispose()
+        for thread in self._threads:
+            if thread.is_alive():
+                await asyncio.to_thread(thread.join, BUSY_SECONDS)
 
     @asynccontextmanager
     async def transaction(self, *, writes: bool = True) -> AsyncIterator[AsyncConnection]:
@@ -164,15 +171,18 @@ def _upgrade(connection: Connection) -> None:
     command.upgrade(config, "head")
 
 
-def _engine(url: str) -> AsyncEngine:
+def _engine(url: str, threads: WeakSet[Thread]) -> AsyncEngine:
     try:
         parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite":
             # One connection: SQLite has one writer, and 16 that compete for it are slower than one.
             engine = create_async_engine(
-                parsed, connect_args={"timeout": BUSY_SECONDS}, pool_size=1, max_overflow=0, pool_timeout=BUSY_SECONDS
+                parsed,
+                connect_args={"timeout": BUSY_SECONDS, "factory": partial(_open_sqlite, threads)},
+                pool_size=1,
+                max_overflow=0,
+                pool_timeout=BUSY_SECONDS,
             )
-            event.listen(engine.sync_engine, "connect", _prepare_sqlite)
             event.listen(engine.sync_engine, "begin", _begin_sqlite)
             return engine
         return create_async_engine(
@@ -189,11 +199,15 @@ def _engine(url: str) -> AsyncEngine:
         raise ConfigurationError(f"TIMERS_LEDGER_URL: the package {error.name} {rule}") from error
 
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:
-    """A commit is on the disk when it returns, and readers do not wait for the writer."""
+def _open_sqlite(threads: WeakSet[Thread], *given: Any, **options: Any) -> sqlite3.Connection:
+    """A commit is on the disk when it returns, and readers do not wait for the writer. Runs in the connection's
+    thread."""
+    threads.add(current_thread())
+    connection = sqlite3.Connection(*given, **options)
     connection.isolation_level = None  # `_begin_sqlite` begins the transactions
     for pragma in ("journal_mode=WAL", "synchronous=FULL"):
         connection.execute(f"PRAGMA {pragma}").close()
+    return connection
 
 
 def _begin_sqlite(connection: Connection) -> None:
