@@ -67,6 +67,13 @@ async def test_a_database_that_is_away_is_one_error_without_the_password(tmp_pat
         await database.close()
 
 
+async def test_callers_at_the_same_time_all_learn_at_once_why_the_database_is_away(tmp_path: Path) -> None:
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/none/x.db")
+    found = await asyncio.gather(*(database.ping() for _ in range(20)), return_exceptions=True)
+    assert {str(each) for each in found} == {"the ledger is not available: unable to open database file"}
+    await database.close()
+
+
 async def test_no_thread_outlives_the_close_of_a_database_that_could_not_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

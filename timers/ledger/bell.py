@@ -46,8 +46,9 @@ async def listening(database: Database) -> AsyncIterator[Bell]:
     if database.dialect != "postgresql":
         yield bell
         return
+    options = {"isolation_level": "AUTOCOMMIT"}
     with translated():
-        async with database.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        async with database.place(), database.engine.execution_options(**options).connect() as connection:
             driver: Any = (await connection.get_raw_connection()).driver_connection
             hearing = _asyncpg(driver, bell) if hasattr(driver, "add_listener") else _psycopg(driver, bell)
             try:

@@ -82,6 +82,7 @@ class Database:
         self._threads = WeakSet[Thread]()
         self.engine = _engine(url, self._threads)
         self.dialect = self.engine.dialect.name
+        self._free = asyncio.Semaphore(1 if self.dialect == "sqlite" else CONNECTIONS)
         self._failed: str | None = None
         self._under_way: list[float] = []
 
@@ -100,6 +101,20 @@ class Database:
                 await asyncio.to_thread(thread.join, BUSY_SECONDS)
 
     @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """The right to one of its connections: who waits for the pool itself does not learn that an attempt to connect
+        has failed."""
+        try:
+            async with asyncio.timeout(BUSY_SECONDS):
+                await self._free.acquire()
+        except TimeoutError:
+            raise LedgerUnavailable(f"{_AWAY}: all connections were busy for {BUSY_SECONDS:g} s") from None
+        try:
+            yield
+        finally:
+            self._free.release()
+
+    @asynccontextmanager
     async def transaction(self, *, writes: bool = True) -> AsyncIterator[AsyncConnection]:
         """A transaction, committed at the end. On SQLite one that `writes` has the only right to write from the
         start."""
@@ -107,7 +122,7 @@ class Database:
         self._under_way.append(began)
         try:
             with translated():
-                async with self.engine.execution_options(writes=writes).begin() as connection:
+                async with self.place(), self.engine.execution_options(writes=writes).begin() as connection:
                     yield connection
             self._failed = None
         except LedgerUnavailable as error:
@@ -181,7 +196,6 @@ def _engine(url: str, threads: WeakSet[Thread]) -> AsyncEngine:
                 connect_args={"timeout": BUSY_SECONDS, "factory": partial(_open_sqlite, threads)},
                 pool_size=1,
                 max_overflow=0,
-                pool_timeout=BUSY_SECONDS,
             )
             event.listen(engine.sync_engine, "begin", _begin_sqlite)
             return engine
@@ -190,7 +204,6 @@ def _engine(url: str, threads: WeakSet[Thread]) -> AsyncEngine:
             connect_args=_UNPREPARED[parsed.get_driver_name()],
             pool_size=CONNECTIONS,
             max_overflow=0,
-            pool_timeout=BUSY_SECONDS,
         )
     except (ArgumentError, NoSuchModuleError, KeyError):
         raise ConfigurationError(f"TIMERS_LEDGER_URL: the given value is not accepted; expected {LEDGER_URL}") from None
