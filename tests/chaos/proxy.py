@@ -170,7 +170,7 @@ class _Link:
             while self._replies.gets() is not False:
                 if self._asked and (order := self._proxy.taken(self._asked.popleft(), self._size, "lost", "after")):
                     if order.moment == "lost":
-                        order.done.set_result(self._size)
+                        order.done.set_result(max(1, self._size))  # of one that shares its bytes with another: it came
                         return
                     over = order
                 self._size = 0
