@@ -96,7 +96,7 @@ class Database:
         """Close all connections. Those of SQLite have a thread each, and the driver does not wait for the thread of one
         that could not be opened: it would tell an event loop that has ended by then."""
         await self.engine.dispose()
-        for thread in self._threads:
+        for thread in list(self._threads):
             if thread.is_alive():
                 await asyncio.to_thread(thread.join, BUSY_SECONDS)
 
