@@ -188,7 +188,7 @@ def test_a_rebuild_exits_with_1_if_redis_does_not_take_a_timer(filled: CommandLi
 
 
 def test_a_db_that_leaves_its_ledger_notes_nothing_more(timers: CommandLine, redis: Redis) -> None:
-    redis.hset("timers:{0}:hooks", mapping={"@ledger": "whole", "all *": "1"})
+    redis.hset("timers:{0}:hooks", mapping={"@ledger": "whole 1 -", "all *": "1"})
     assert timers("create", "test", "a", "--in", "24h").code == 0
     assert redis.hkeys("timers:{0}:changed") == ["test:a"]
     assert timers("db", "detach").code == 0

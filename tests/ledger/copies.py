@@ -10,6 +10,7 @@ from timers.ledger.database import Database
 from timers.ledger.rows import Row
 from timers.ledger.schema import PURGED, timers
 from timers.store import keys
+from timers.store.following import LEDGER, server_of
 from timers.store.store import Store
 
 
@@ -34,6 +35,11 @@ async def in_redis(store: Store) -> dict[str, Row]:
                 assert row is not None
                 found[f"{row.prefix}:{row.id}"] = row
     return found
+
+
+async def say(store: Store, shard: int, stage: str) -> None:
+    """Let a shard be at a stage, given as `<what> <place>`, on the server that runs."""
+    await store.connections.commands.hset(f"{keys.root(shard)}hooks", LEDGER, f"{stage} {await server_of(store)}")
 
 
 async def agreed(database: Database, store: Store) -> dict[str, Row]:

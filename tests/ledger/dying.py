@@ -8,7 +8,7 @@ from typing import Any
 
 import timers.engine.inbox as engine
 from timers import Context, Timer, processor
-from timers.ledger.rows import save
+from timers.ledger.lives import save
 
 calls = count(1)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.engine.fleet import Calls, Fleet
-from tests.ledger.copies import agreed
+from tests.ledger.copies import agreed, say
 from tests.waiting import eventually
 from timers.doctor import ledger as ledger_check
 from timers.doctor.checks import Check
@@ -49,7 +49,7 @@ async def test_shards_that_do_not_agree_yet_are_named(sharded: Fleet, database: 
     assert (check.level, check.said[:62]) == ("warn", "shards still being restored from the ledger: 0 (restore, 0 %),")
     shards = range(sharded.store.shards)
     for shard in shards:
-        await sharded.redis.hset(f"timers:{{{shard}}}:hooks", "@ledger", "copy 16" if shard == 1 else "whole")
+        await say(sharded.store, shard, "copy 16" if shard == 1 else "whole 1")
     check = await check_of(sharded, database)
     assert (check.level, check.said) == ("warn", "shards still being copied to the ledger: 1 (copy, 53 %)")
 
@@ -57,7 +57,7 @@ async def test_shards_that_do_not_agree_yet_are_named(sharded: Fleet, database: 
 async def test_changes_that_nobody_copies_are_told(
     fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await fleet.redis.hset("timers:{0}:hooks", "@ledger", "whole")
+    await say(fleet.store, 0, "whole 1")
     await fleet.client.create("note", "a", delay="1h")
     await fleet.client.create("note", "b", delay="1h")
     await fleet.client.cancel("note", "b", purge=True)
@@ -69,7 +69,7 @@ async def test_changes_that_nobody_copies_are_told(
 
 
 async def test_rows_that_were_refused_are_told(fleet: Fleet, database: Database) -> None:
-    await fleet.redis.hset("timers:{0}:hooks", "@ledger", "whole")
+    await say(fleet.store, 0, "whole 1")
     async with database.transaction() as connection:
         for seq in range(1, 6):
             row = {"seq": seq, "prefix": "note", "id": str(seq), "action": "fire", "body": "{}", "at": 1}

@@ -11,7 +11,7 @@ from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.engine.fleet import Fleet
 from tests.engine.own import OwnServer
-from tests.ledger.copies import in_ledger
+from tests.ledger.copies import in_ledger, say
 from tests.ledger.hurry import hurried
 from tests.waiting import eventually
 from timers.ledger import database as database_module
@@ -150,7 +150,7 @@ async def test_the_lag_rises_in_every_shard_while_the_first_one_fails(
 async def test_a_shard_that_is_not_copied_yet_counts_as_behind(api: Api, fleet: Fleet) -> None:
     await all_is_well(api)
     with hurried(), away(api.client.ledger):
-        await fleet.redis.hset("timers:{0}:hooks", "@ledger", "restore")
+        await say(fleet.store, 0, "restore -")
 
         async def lags() -> bool:
             return (await told(api))["timers_ledger_lag_seconds"] > 60

@@ -22,6 +22,7 @@ from timers.ledger import arm, cancel
 from timers.ledger.bell import listening
 from timers.ledger.database import Database
 from timers.ledger.inbox import Taken, take
+from timers.ledger.lives import Lives
 from timers.ledger.schema import inbox, refused, timers
 from timers.processor import Registry
 from timers.store.marks import read_marks
@@ -153,7 +154,7 @@ class Dying(Inbox):
 
     async def drain(self, most: int = 500) -> int:
         async with self._database.transaction() as connection:
-            await carry_out(self._client, await take(connection, most))
+            await carry_out(self._client, await take(connection, most), {})
             await connection.rollback()
         return 0
 
@@ -161,10 +162,10 @@ class Dying(Inbox):
 async def test_a_row_that_fails_unexpectedly_holds_up_no_other(
     database: Database, fleet: Fleet, by_hand: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fails(client: TimerClient, taken: Sequence[Taken]) -> list[Any]:
+    async def fails(client: TimerClient, taken: Sequence[Taken], lives: Lives) -> list[Any]:
         if any(row.id == "bad" for row in taken):
             raise RuntimeError("a fault of the service")
-        return await carry_out(client, taken)
+        return await carry_out(client, taken, lives)
 
     monkeypatch.setattr("timers.engine.inbox.carry_out", fails)
     for name in ("a", "bad", "b"):

@@ -57,7 +57,7 @@ async def test_the_long_way_leaves_what_the_short_way_leaves(store: Store, ids: 
     if has_ledger:
         armings = [a._replace(created_ms=due_ms - HOUR_MS) if n != 1 else a for n, a in enumerate(armings)]
         await put(store, "z", due=f"@{due_ms}")  # founds the shard
-        await redis.hset(f"{keys.root(0)}hooks", LEDGER, "copy 0")
+        await redis.hset(f"{keys.root(0)}hooks", LEDGER, "copy 0 -")
     for room in (None, len(ids)):  # with a quota every timer goes the long way
         await put(store, "c", prefix=f"{PREFIX}1", due=f"@{due_ms}")
         codes = [reply.code for reply in await store.arm(armings, room=room)]

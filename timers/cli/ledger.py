@@ -83,10 +83,10 @@ def refill() -> None:
     async def ask(client: TimerClient, store: Store) -> int:
         await _checked(client)
         for shard in range(store.shards):
-            stage = (await notes(store, shard, 0)).stage
+            await notes(store, shard, 0)
             # At an earlier stage it is copied after that anyway. A pod may say meanwhile that it is whole once more.
-            while stage.is_whole and not await advance(store, shard, await founded(store, shard), stage, COPY):
-                stage = (await notes(store, shard, 0)).stage
+            while (stage := await founded(store, shard)).is_whole and not await advance(store, shard, stage, COPY):
+                pass
         return len(await client.pods())
 
     who = "the pods copy" if run(ask) else "no pod is alive; the next one copies"

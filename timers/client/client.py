@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from timers.client.actions import Act, BulkAction, Counts, Stop, begun, carry_out, purge_calls
@@ -82,6 +82,7 @@ class TimerClient(Timers):
     _by: str | None = None
     _quota: Quota | None = None
     _ledger: "LedgerFirst | None" = None
+    _lives: Mapping[int, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -109,27 +110,25 @@ class TimerClient(Timers):
         client._by, client._quota = by, quota
         return client
 
-    async def _changing(self, prefix: str, id: str) -> Store:
-        """Before a change of a timer, which needs the ledger if there is one."""
+    async def _changing(self, prefix: str, id: str) -> tuple[Store, str]:
+        """Before a change of a timer, which needs the ledger if there is one: the life of its shard in which it is to
+        be changed, empty if any will do."""
         check_prefix(prefix)
         check_id(id)
         store = await self._open()
         if self._ledger is not None:
-            await self._ledger.ready((prefix, id))
-        return store
+            return store, await self._ledger.ready((prefix, id))
+        return store, self._lives.get(store.shard_of(prefix, id), "")
 
-    async def _accepted(self, answer: Reply, prefix: str, id: str, *codes: str) -> Timer:
-        """The timer after a change, if the reply has one of these codes. Raises the error for any other; Unavailable if
-        the timer may be missing only because Redis has just lost it."""
-        if answer.code == "missing" and self._ledger is not None:
-            await self._ledger.check_nothing_lost((prefix, id))
+    def _accepted(self, answer: Reply, prefix: str, id: str, *codes: str) -> Timer:
+        """The timer after a change, if the reply has one of these codes. Raises the error for any other."""
         return accepted(answer, prefix, id, codes, self._quota)
 
-    async def _did(self, act: str, timer: Timer, *, removed: bool = False) -> Timer:
+    async def _did(self, act: str, timer: Timer, life: str, *, removed: bool = False) -> Timer:
         """The timer after a change, which the ledger has then too, and which the log tells if it was made in somebody's
         name."""
         if self._ledger is not None:
-            await self._ledger.keep(timer, removed=removed)
+            await self._ledger.keep(timer, life, removed=removed)
         if self._by is not None:
             _log.info("a caller changed a timer", act=act, timer=timer.key, by=self._by)
         return timer
@@ -141,6 +140,12 @@ class TimerClient(Timers):
         client._durability = "fast"
         if self._store is not None:
             client._use(self._store)
+        return client
+
+    def _within(self, lives: Mapping[int, str]) -> Self:
+        """This client without a ledger, changing timers only in these lives of their shards."""
+        client = copy(self)
+        client._lives = lives
         return client
 
     def _use(self, store: Store) -> Store:
@@ -254,7 +259,7 @@ class TimerClient(Timers):
         store = await self._open()
         timer = await store.get_one(check_prefix(prefix), check_id(id))
         if timer is None and self._ledger is not None:
-            await self._ledger.give_back([(prefix, id)])
+            await self._ledger.give_back((prefix, id))
             timer = await store.get_one(prefix, id)
         if timer is None:
             raise refusal("missing", prefix, id, None)
@@ -267,7 +272,7 @@ class TimerClient(Timers):
         return timer
 
     async def _cancel(self, prefix: str, id: str, version: int | None, *, purge: bool) -> Timer:
-        store = await self._changing(prefix, id)
+        store, life = await self._changing(prefix, id)
         answer = await store.cancel(
             prefix,
             id,
@@ -276,10 +281,11 @@ class TimerClient(Timers):
             purge=purge,
             keep=self._keeps_cancelled,
             cause=encode_act("removed" if purge else "cancelled", self._by),
+            life=life,
         )
-        timer = await self._accepted(answer, prefix, id, "cancelled", "purged")
+        timer = self._accepted(answer, prefix, id, "cancelled", "purged")
         act = "purge" if purge else "cancel"
-        return await self._did(act, timer, removed=purge or not self._keeps_cancelled)
+        return await self._did(act, timer, life, removed=purge or not self._keeps_cancelled)
 
     async def change(
         self,
@@ -298,7 +304,7 @@ class TimerClient(Timers):
         if not change.model_fields_set:
             raise InvalidInput.of("", {}, f"at least one of {', '.join(TimerChange.model_fields)}")
         check_callers_prefix(prefix)
-        store = await self._changing(prefix, id)
+        store, life = await self._changing(prefix, id)
         tries = _CHANGE_TRIES if version is None else 1
         while True:
             current, due_ms = await self.get(prefix, id), own_due_ms(change, store.clock.now_ms())
@@ -311,10 +317,11 @@ class TimerClient(Timers):
                 edit_lock_ms=self._edit_lock_ms,
                 version=current.version if version is None else version,
                 cause=encode_act("rescheduled" if due_ms is not None else "changed", self._by),
+                life=life,
             )
             tries -= 1
             if answer.code != "version" or not tries:
-                return await self._did("change", await self._accepted(answer, prefix, id, "changed"))
+                return await self._did("change", self._accepted(answer, prefix, id, "changed"), life)
 
     async def reschedule(
         self,
@@ -333,17 +340,17 @@ class TimerClient(Timers):
 
     async def fire(self, prefix: str, id: str) -> Timer:
         """Make a scheduled timer due now, even inside the edit lock. Raises NotFound, Running, NotScheduled."""
-        store = await self._changing(prefix, id)
+        store, life = await self._changing(prefix, id)
         cause = encode_act("fired", self._by)
-        answer = await store.reschedule(prefix, id, due="+0", cause=cause)
-        return await self._did("fire", await self._accepted(answer, prefix, id, "changed"))
+        answer = await store.reschedule(prefix, id, due="+0", cause=cause, life=life)
+        return await self._did("fire", self._accepted(answer, prefix, id, "changed"), life)
 
     async def retry(self, prefix: str, id: str) -> Timer:
         """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled."""
-        await self._changing(prefix, id)
+        _, life = await self._changing(prefix, id)
         cause = encode_act("retried", self._by)
-        answer = await self._quotas.rearm(prefix, id, self._quota, cause=cause)
-        return await self._did("retry", await self._accepted(answer, prefix, id, "changed"))
+        answer = await self._quotas.rearm(prefix, id, self._quota, cause=cause, life=life)
+        return await self._did("retry", self._accepted(answer, prefix, id, "changed"), life)
 
     async def list(self, *, limit: int = LIST_LIMIT, cursor: str | None = None, **wanted: Unpack[FilterFields]) -> Page:
         """A page of timers: by status (running first), then prefix, then due time or end time. `cursor` is the

@@ -6,14 +6,16 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 from typing import Final
 
+from timers.client.facts import give_facts_back
+from timers.client.lives import enter, entered
 from timers.core.fields import encode
 from timers.core.model import RESTORED, Status, Timer
 from timers.ledger import rows
-from timers.ledger.database import Database
+from timers.ledger.database import Database, Transacting
+from timers.ledger.lives import Lives, save
 from timers.ledger.rows import Identity, Row
 from timers.store import codec
 from timers.store.codec import JUMP, LETTERS, STATUSES
-from timers.store.following import founded
 from timers.store.restoring import RecordParts, Restored, put_together, restore, restore_and_read, taken_apart
 from timers.store.store import Store
 
@@ -110,7 +112,7 @@ async def give_back(
     """Make Redis hold the timers that the ledger has of a shard, changed since a time, and the ledger what Redis holds
     then, a page at a time: yields the last timer of each page, and what became of each, as `restore`. Raises
     Unavailable if the shard loses its data meanwhile."""
-    carried = "" if dry_run else await founded(store, shard)
+    life = "" if dry_run else (await enter(store, database, shard)).life
     before: Sequence[Row] = []
     done: list[_Given] = []
     page = await rows.page(database, shard, *after, since_ms=since_ms)
@@ -119,8 +121,8 @@ async def give_back(
         try:
             async with asyncio.TaskGroup() as group:
                 # While Redis takes a page, the ledger keeps what became of the one before, and reads the one after.
-                giving = group.create_task(_give(store, page, carried))
-                group.create_task(_keep(database, shard, before, done))
+                giving = group.create_task(_give(store, page, life))
+                group.create_task(_keep(database, shard, life, before, done))
                 reading = group.create_task(rows.page(database, shard, last.prefix, last.id, since_ms=since_ms))
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
@@ -129,18 +131,33 @@ async def give_back(
         before, done, page = page, giving.result(), reading.result()
 
 
-async def _give(store: Store, page: Sequence[Row], carried: str) -> list[_Given]:
+async def given_back(store: Store, database: Transacting, identities: Sequence[Identity]) -> Lives:
+    """The lives of the shards of these timers. Gives the timers back at once where shards were lost and are still being
+    restored; before the first of a shard, what else the db needs, so that none of a paused prefix starts."""
+    shards = {store.shard_of(*identity) for identity in identities}
+    reached = await entered(store, database, shards) if shards else {}
+    lost = {shard: stage for shard, stage in reached.items() if not stage.is_whole}
+    if any(stage.is_new for stage in lost.values()):
+        await give_facts_back(store, database)
+    for life in {stage.life for stage in lost.values()}:
+        some = [each for each in identities if (at := lost.get(store.shard_of(*each))) and at.life == life]
+        found = await database.do(partial(rows.find, identities=some), writes=False)
+        await restore(store, restored(found.values()), cause=RESTORED, jump=JUMP, life=life)
+    return {shard: stage.life for shard, stage in reached.items()}
+
+
+async def _give(store: Store, page: Sequence[Row], life: str) -> list[_Given]:
     """What became of each. Rows that were read before Redis lost its data are too old: a cancel may have come since."""
-    if not carried:
+    if not life:
         return [(code, None) for code in await restore(store, restored(page), cause=RESTORED, jump=JUMP, dry_run=True)]
-    return await restore_and_read(store, restored(page), cause=RESTORED, jump=JUMP, carried=carried)
+    return await restore_and_read(store, restored(page), cause=RESTORED, jump=JUMP, life=life)
 
 
-async def _keep(database: Database, shard: int, page: Sequence[Row], done: Sequence[_Given]) -> None:
+async def _keep(database: Database, shard: int, life: str, page: Sequence[Row], done: Sequence[_Given]) -> None:
     there = [
         row
         for before, (_, record) in zip(page, done, strict=True)
         if record is not None and (row := row_of(shard, before.prefix, before.id, record)) is not None
     ]
     if there:
-        await database.do(partial(rows.save, rows=there))
+        await database.do(partial(save, lives={shard: life}, changed=there))

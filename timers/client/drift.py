@@ -66,13 +66,13 @@ async def first_looks(store: Store, database: Database, shard: int) -> AsyncIter
 
 async def mend(store: Store, database: Database, shard: int, suspects: Suspects) -> Drift:
     """Look again, and give each side what only the other has, or has newer."""
-    carried = await founded(store, shard)
+    life = (await founded(store, shard)).life
     found = await in_sql.ages(database, suspects.keys())
     again = await _differing(store, shard, {identity: found.get(identity) for identity in suspects})
     sure = {identity: pair for identity, pair in again.items() if pair == suspects[identity]}
     older = {i: age for i, (row, age) in sure.items() if age is not None and (row is None or row.age < age)}
     lacking = {i: row for i, (row, _) in sure.items() if row is not None and i not in older}
-    given = await _give_back(store, database, [i for i, row in lacking.items() if not row.gone], carried)
+    given = await _give_back(store, database, [i for i, row in lacking.items() if not row.gone], life)
     taken = await _take_away(store, {i: row.age for i, row in lacking.items() if row.gone})
     await in_redis.note(store, shard, older)
     return Drift(given + taken, len(older))
@@ -150,11 +150,11 @@ async def _newer(database: Database, shard: int, found: Mapping[str, bytes]) -> 
     return {identity: (row, age) for identity, (row, age) in pairs.items() if row is None or row.age < age}
 
 
-async def _give_back(store: Store, database: Database, identities: Collection[Identity], carried: str) -> int:
+async def _give_back(store: Store, database: Database, identities: Collection[Identity], life: str) -> int:
     if not identities:
         return 0
     found = await database.do(partial(rows.find, identities=identities), writes=False)
-    codes = await restore(store, restored(found.values()), cause=RESTORED, jump=JUMP, carried=carried)
+    codes = await restore(store, restored(found.values()), cause=RESTORED, jump=JUMP, life=life)
     return codes.count("restored")
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from timers.ledger import facts
-from timers.ledger.database import Database
+from timers.ledger.database import Database, Transacting
 from timers.store.callers import Callers
 from timers.store.copying import put_declaration, put_key, put_pause, read_declarations, read_pauses
 from timers.store.following import is_still
@@ -38,7 +38,7 @@ async def keep_facts(store: Store, database: Database, known: Facts | None) -> F
     return now
 
 
-async def give_facts_back(store: Store, database: Database, kinds: Container[str] = (KEY, DECLARED, PAUSED)) -> None:
+async def give_facts_back(store: Store, database: Transacting, kinds: Container[str] = (KEY, DECLARED, PAUSED)) -> None:
     """Put back what the ledger has of these kinds and Redis has not."""
     for (kind, name), value in (await database.do(facts.read, writes=False)).items():
         match kind if kind in kinds else None:

@@ -12,6 +12,7 @@ from timers.core.model import Timer
 from timers.core.spec import Request, TimerChange, read_request
 from timers.errors import NotFound
 from timers.ledger.inbox import Taken
+from timers.ledger.lives import Lives
 from timers.ledger.rows import Row, tombstone
 from timers.store.marks import CAUSE
 from timers.store.store import Arming, Store
@@ -23,13 +24,15 @@ Result = Row | Reason | None
 """What a row comes to: the timer as it is then (None if it is gone), or why it cannot be done."""
 
 
-async def carry_out(client: TimerClient, taken: Sequence[Taken]) -> list[Result]:
-    """The result of each row; no two may be of the same timer. A row that was carried out before, by a pod that died
-    before it could delete the row, is done already. Raises Unavailable; any of the rows may be done then."""
+async def carry_out(client: TimerClient, taken: Sequence[Taken], lives: Lives) -> list[Result]:
+    """The result of each row, carried out in these lives of their shards; no two may be of the same timer. A row that
+    was carried out before, by a pod that died before it could delete the row, is done already. Raises Unavailable; any
+    of the rows may be done then."""
+    client = client._within(lives)
     read = [tried(read_request, row.prefix, row.id, row.action, row.body) for row in taken]
     results: dict[int, Result] = {place: each for place, each in enumerate(read) if not isinstance(each, Request)}
     asked = [(place, taken[place], each) for place, each in enumerate(read) if isinstance(each, Request)]
-    results |= await _arm(client, [one for one in asked if one[2].new is not None])
+    results |= await _arm(client, lives, [one for one in asked if one[2].new is not None])
     results |= await _act(client, [one for one in asked if one[2].new is None])
     return [results[place] for place in range(len(taken))]
 
@@ -37,12 +40,16 @@ async def carry_out(client: TimerClient, taken: Sequence[Taken]) -> list[Result]
 _Asked = Sequence[tuple[int, Taken, Request]]
 
 
-async def _arm(client: TimerClient, asked: _Asked) -> dict[int, Result]:
+async def _arm(client: TimerClient, lives: Lives, asked: _Asked) -> dict[int, Result]:
     if not asked:
         return {}
     store = await client._open()
     planned = {place: tried(_planned, row, each, store.clock.now_ms()) for place, row, each in asked}
-    armings = {place: each for place, each in planned.items() if isinstance(each, Arming)}
+    armings = {
+        place: each._replace(life=lives.get(store.shard_of(each.prefix, each.id), ""))
+        for place, each in planned.items()
+        if isinstance(each, Arming)
+    }
     results: dict[int, Result] = {place: each for place, each in planned.items() if not isinstance(each, Arming)}
     refused = await client._declared.refusals({arming.prefix for arming in armings.values()})
     results |= {place: refused[each.prefix] for place, each in armings.items() if each.prefix in refused}

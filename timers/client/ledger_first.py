@@ -5,40 +5,42 @@ has a timer of that name, Redis decides, and the row follows it.
 """
 
 from collections.abc import Collection, Sequence
-from contextvars import ContextVar
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from timers.client.copies import record_of, restored, row_of_timer
-from timers.client.facts import give_facts_back
+from timers.client.copies import given_back, record_of, row_of_timer
+from timers.client.lives import entered
 from timers.core.fields import encode
-from timers.core.model import RESTORED, Status, Timer
+from timers.core.model import Status, Timer
 from timers.core.shapes import Durability
 from timers.errors import Moving, Unavailable
 from timers.ledger import requests, rows
-from timers.ledger.database import Database
+from timers.ledger.database import Transacting
+from timers.ledger.lives import Lives, save
 from timers.ledger.rows import NewRow, Row
 from timers.store import codec
 from timers.store.callers import Quota, Quotas
-from timers.store.codec import JUMP
-from timers.store.comparing import Life, life_of
-from timers.store.following import founded, stages
-from timers.store.restoring import restore
+from timers.store.following import stages
 from timers.store.store import FOUNDING_TRIES, Arming, Identity, Reply, Store
 
 FAST: Final[Durability] = "fast"
 LEDGER: Final[Durability] = "ledger"
 
 
-_before: ContextVar[Life] = ContextVar("life of the shard before a change")
+_UNKNOWN: Final = "-"
+"""The life of a shard in a Redis that is away: no shard has that one."""
+
+_THERE: Final = frozenset(("exists", "kept", "replaced"))
+"""Codes of replies about a timer that Redis had."""
 
 
 class LedgerFirst:
     """The writes of one client. Every method raises LedgerUnavailable."""
 
-    def __init__(self, store: Store, quotas: Quotas, database: Database) -> None:
+    def __init__(self, store: Store, quotas: Quotas, database: Transacting) -> None:
         self._store, self._quotas, self._database = store, quotas, database
 
     async def arm(self, armings: Sequence[Arming], quota: Quota | None = None) -> list[Reply]:
@@ -60,7 +62,7 @@ class LedgerFirst:
     async def _arm_written(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
         """Write the new ones of these timers to the ledger, then arm all. The code `lost` says that Redis lacks a timer
         that the ledger has, because it has just lost it."""
-        sent, written = await self._write(armings)
+        sent, written, before = await self._write(armings)
         try:
             replies = await self._quotas.arm(sent, quota)
         except Moving:  # whether the new place reads this ledger is not known
@@ -71,44 +73,78 @@ class LedgerFirst:
             if quota is not None:
                 raise
             return await self._unarmed(sent, written, away)
-        for place, (arming, reply) in enumerate(zip(sent, replies, strict=True)):
-            is_new = reply.code in ("exists", "kept") and (arming.prefix, arming.id) in written
-            if is_new and reply.timer is not None and reply.timer.created_ms == arming.created_ms:
-                replies[place] = reply._replace(code="created")  # a pod that restores the shard was faster
-        await self._correct(sent, replies, written)
+        try:
+            met = await self._recognize(sent, replies, written)
+            await self._correct(sent, replies, written, {**met, **before})
+        except Unavailable:  # something else may have been given back in its place
+            replies = [
+                reply
+                if (arming.prefix, arming.id) in written and _is_made(arming, reply)
+                else reply._replace(code="lost")
+                for arming, reply in zip(sent, replies, strict=True)
+            ]
         return [reply.with_durability(LEDGER) for reply in replies]
 
-    async def _write(self, armings: Sequence[Arming]) -> tuple[list[Arming], set[Identity]]:
-        """Write the rows of new timers. Returns the armings as Redis is to be sent them, and which are new."""
+    async def _recognize(self, armings: Sequence[Arming], replies: list[Reply], written: Collection[Identity]) -> Lives:
+        """Say of new timers that Redis had already whether they are these: a pod that restores the shard was faster. An
+        older copy of the data may have another one of that name, which was removed since; that is given this one.
+        Returns the lives in which this was seen."""
+        there = {
+            place: (arming.prefix, arming.id)
+            for place, (arming, reply) in enumerate(zip(armings, replies, strict=True))
+            if reply.code in _THERE and (arming.prefix, arming.id) in written
+        }
+        other = {place: identity for place, identity in there.items() if not _is_made(armings[place], replies[place])}
+        shards = {self._store.shard_of(*identity) for identity in other.values()}
+        reached = await entered(self._store, self._database, shards) if other else {}
+        older = [identity for identity in other.values() if reached[self._store.shard_of(*identity)].is_older]
+        await given_back(self._store, self._database, older)
+        for place, timer in zip(other, await self._store.get(list(other.values())), strict=True):
+            replies[place] = replies[place]._replace(timer=timer)
+        for place in there:
+            if _is_made(armings[place], replies[place]) and (place in other or replies[place].code != "replaced"):
+                replies[place] = replies[place]._replace(code="created")
+        return {shard: stage.life for shard, stage in reached.items()}
+
+    async def _write(self, armings: Sequence[Arming]) -> tuple[list[Arming], set[Identity], Lives]:
+        """Write the rows of new timers. Returns the armings as Redis is to be sent them, which are new, and in which
+        lives the others are to be armed."""
         now_ms = round(self._store.clock.now_ms())
         # `_replace` takes twice as long.
         sent = [Arming(a.prefix, a.id, _absolute(a.due, now_ms), *a[3:7], now_ms, a.durability) for a in armings]
         if not sent:
-            return sent, set()
+            return sent, set(), {}
         written = await self._database.do(partial(rows.insert, rows=[self._new_row(a) for a in sent]))
         there = [(a.prefix, a.id) for a in sent if (a.prefix, a.id) not in written]
-        await self.give_back(there)
-        return [a if (a.prefix, a.id) in written else a._replace(created_ms=0, known=True) for a in sent], written
+        before: Lives = dict.fromkeys({self._store.shard_of(*identity) for identity in there}, _UNKNOWN)
+        with suppress(Unavailable):  # what follows finds that out for itself
+            before = await given_back(self._store, self._database, there)
+        return [a if (a.prefix, a.id) in written else self._known(a, before) for a in sent], written, before
+
+    def _known(self, a: Arming, before: Lives) -> Arming:
+        """The arming of a timer of which the ledger has another."""
+        return a._replace(created_ms=0, known=True, life=before[self._store.shard_of(a.prefix, a.id)])
 
     async def _correct(
-        self, armings: Sequence[Arming], replies: Sequence[Reply], written: Collection[Identity]
+        self,
+        armings: Sequence[Arming],
+        replies: Sequence[Reply],
+        written: Collection[Identity],
+        before: Lives,
     ) -> None:
         """Make the ledger agree with what Redis said: take rows of timers back that Redis did not make, and write those
-        that it had or has changed."""
+        that it had or has changed. Raises Unavailable, without the latter, if it has lost data since `before`."""
         wrong, found = [], []
         for arming, reply in zip(armings, replies, strict=True):
             timer = reply.timer
-            if (arming.prefix, arming.id) in written and (timer is None or timer.created_ms != arming.created_ms):
+            if (arming.prefix, arming.id) in written and not _is_made(arming, reply):
                 wrong.append((arming.prefix, arming.id, arming.created_ms))
             if timer is not None and reply.code != "created":
                 found.append(self._row(timer))
-        if wrong or found:
-
-            async def correct(connection: AsyncConnection) -> None:
-                await rows.take_back(connection, wrong)
-                await rows.save(connection, found)
-
-            await self._database.do(correct)
+        if wrong:
+            await self._database.do(partial(rows.take_back, made=wrong))
+        if found:
+            await self._database.do(partial(save, lives=before, changed=found))
 
     async def _unarmed(
         self, armings: Sequence[Arming], written: Collection[Identity], away: Unavailable
@@ -134,47 +170,28 @@ class LedgerFirst:
 
         return await self._database.do(decide)
 
-    async def ready(self, identity: Identity) -> None:
-        """Before a change of a timer: raises LedgerUnavailable if the ledger is away, so that nothing was changed then.
-        Gives the timer back if Redis was lost and is still being restored."""
-        await self._database.ping()
-        await self.give_back([identity])
-        _before.set(await life_of(self._store, self._store.shard_of(*identity)))
+    async def ready(self, identity: Identity) -> str:
+        """Before a change of a timer: the life of its shard in which it is to be changed. Gives the timer back if Redis
+        was lost and is still being restored. Raises LedgerUnavailable if the ledger is away, and Unavailable; nothing
+        was changed then."""
+        (life,) = (await given_back(self._store, self._database, [identity])).values()
+        return life
 
-    async def keep(self, timer: Timer, *, removed: bool) -> None:
-        """Write what a change has made of a timer. Raises Unavailable if Redis has lost data since `ready`, and perhaps
-        the change: what the ledger had until now may have been given back in its place."""
+    async def keep(self, timer: Timer, life: str, *, removed: bool) -> None:
+        """Write what a change has made of a timer in a life of its shard. Raises Unavailable if what the ledger had
+        until now may have been given back in its place."""
         row = self._row(timer)
         if removed:
             row = rows.tombstone(
                 row.prefix, row.id, row.shard, version=row.version + 1, created=row.created, at_ms=row.changed
             )
-        await self._database.do(partial(rows.save, rows=[row]))
-        await self.check_nothing_lost((timer.prefix, timer.id))
+        await self._database.do(partial(save, lives={row.shard: life}, changed=[row]))
 
-    async def check_nothing_lost(self, identity: Identity) -> None:
-        """After a change of a timer: raises Unavailable if Redis has lost data since `ready`."""
-        if not _before.get().goes_on(await life_of(self._store, self._store.shard_of(*identity))):
-            raise Unavailable("Redis has lost data during this change, and perhaps the change: repeat it")
-
-    async def give_back(self, identities: Sequence[Identity]) -> None:
-        """Restore these timers at once if their shards were lost and are still being restored; before the first of a
-        shard, what else the db needs, so that none of a paused prefix starts."""
-        shards = {self._store.shard_of(*identity) for identity in identities}
-        if not shards:
-            return
-        try:
-            known = await stages(self._store, sorted(shards))
-        except Unavailable:
-            return  # what follows finds that out for itself
-        lost = {shard: stage for shard, stage in known.items() if not stage.is_whole}
-        some = [identity for identity in identities if self._store.shard_of(*identity) in lost]
-        if some:
-            if not all(stage.place for stage in lost.values()):
-                await give_facts_back(self._store, self._database)
-            carried, *_ = [await founded(self._store, shard) for shard in lost]
-            found = await self._database.do(partial(rows.find, identities=some))
-            await restore(self._store, restored(found.values()), cause=RESTORED, jump=JUMP, carried=carried)
+    async def give_back(self, identity: Identity) -> None:
+        """Restore a timer at once if its shard was lost and is still being restored."""
+        shard = self._store.shard_of(*identity)
+        if not (await stages(self._store, [shard]))[shard].is_whole:
+            await given_back(self._store, self._database, [identity])
 
     def _new_row(self, arming: Arming) -> NewRow:
         prefix, timer_id, due = arming[:3]
@@ -183,6 +200,11 @@ class LedgerFirst:
 
     def _row(self, timer: Timer) -> Row:
         return row_of_timer(self._store.shard_of(timer.prefix, timer.id), timer)
+
+
+def _is_made(arming: Arming, reply: Reply) -> bool:
+    """Whether the timer of a reply is the new one of this arming."""
+    return reply.timer is not None and reply.timer.created_ms == arming.created_ms
 
 
 def _unarmed(arming: Arming, row: Row | None, *, is_new: bool) -> Reply | None:

@@ -23,6 +23,7 @@ from timers.errors import (
     Refused,
     Running,
     TooManyPending,
+    Unavailable,
     VersionMismatch,
 )
 from timers.ids import new_id
@@ -137,6 +138,8 @@ def accepted(answer: Reply, prefix: str, timer_id: str, codes: tuple[str, ...], 
         return answer.timer
     if answer.refused is not None:
         raise answer.refused
+    if answer.code == "lost":
+        raise Unavailable("Redis has just lost data: repeat it", nothing_done=True)
     if answer.code == "full" and quota is not None:
         raise TooManyPending(
             f"{quota.most} timers are scheduled under {', '.join(quota.prefixes)}, the maximum of the key, or running; "

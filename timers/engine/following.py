@@ -15,6 +15,7 @@ from typing import Final
 from timers.client.copies import give_back, restored, row_of
 from timers.client.drift import take_away
 from timers.client.facts import DECLARED, Facts, give_facts_back, keep_facts
+from timers.client.lives import enter
 from timers.client.progress import Shares
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
@@ -22,6 +23,7 @@ from timers.errors import LedgerUnavailable
 from timers.ledger import rows
 from timers.ledger.database import Database
 from timers.ledger.holding import hold, last_shards
+from timers.ledger.lives import save
 from timers.ledger.rows import Row
 from timers.logs import get_logger
 from timers.store import keys
@@ -88,8 +90,8 @@ class Following:
         self._left: dict[int, int] = {}
         self._followed: dict[int, float] = {}
         """By shard: when the last look after which the ledger had all changes began."""
-        self._whole: dict[int, Stage] = {}
-        """By shard: its stage when this pod last found it whole, which names the server's process."""
+        self._lives: dict[int, str] = {}
+        """By shard: the life in which this pod copies it."""
         self._unlike: set[int] = set()
         """Shards that do not agree with the ledger yet."""
         self._helped = set[int]()
@@ -196,14 +198,13 @@ class Following:
 
     async def _arm_pending(self, led: Sequence[int]) -> None:
         """Arm timers that callers armed while Redis was away."""
-        waiting = {row.shard for row in await rows.pending(self._database, led)} if led else ()
-        carried = [await founded(self._store, shard) for shard in waiting]
-        while carried and (page := await rows.pending(self._database, waiting)):
-            codes = await restore(self._store, restored(page), carried=carried[0])
-            there = [row for row, code in zip(page, codes, strict=True) if code in _THERE]
-            await self._database.do(partial(rows.armed, made=there))
-            if not _THERE.issuperset(codes):
-                break
+        for shard in sorted({row.shard for row in await rows.pending(self._database, led)} if led else ()):
+            life, codes = (await founded(self._store, shard)).life, set[str]()
+            while codes <= _THERE and (page := await rows.pending(self._database, [shard])):
+                became = await restore(self._store, restored(page), life=life)
+                there = [row for row, code in zip(page, became, strict=True) if code in _THERE]
+                await self._database.do(partial(rows.armed, made=there))
+                codes |= {*became}
 
     async def _follow(self, shard: int) -> bool:
         """Copy what has changed by now. Returns whether there may be more at once, because the shard did not agree with
@@ -214,23 +215,25 @@ class Following:
         stage = found.stage
         if not stage.is_whole and stage.what != CHECK:
             self._unlike.add(shard)
-            await self._agree(shard, stage)
+            await self._agree(shard)
             return True
         self._unlike.discard(shard)
+        if stage.life != self._lives.get(shard):
+            self._lives[shard] = (await enter(self._store, self._database, shard)).life
         gathered: list[Note] = []
-        while True:
+        while found.stage.life == self._lives[shard]:
             gathered += found.notes
             fresh += found.fresh
             if not found.cursor or sum(len(note.record or b"") for note in gathered) >= TOGETHER_BYTES:
-                await self._save(row for note in gathered if (row := self._row(shard, note)) is not None)
+                await self._save(shard, (row for note in gathered if (row := self._row(shard, note)) is not None))
                 self._saved[shard], gathered = gathered, []
             if not found.cursor:
                 break
             found = await self._read(shard, found.cursor)
-        if stage.what == CHECK:  # after the notes, which know better what was removed
-            await self._agree(shard, stage)
         else:
-            await self._check_own(shard, stage)
+            return True  # data was lost meanwhile
+        if stage.what == CHECK:  # after the notes, which know better what was removed
+            await self._agree(shard)
         self._followed[shard] = began - (FRESH_SECONDS if fresh else 0)
         self._left[shard] = max(0, self._left[shard] - len(self._saved[shard]))
         return False
@@ -254,30 +257,37 @@ class Following:
             prefix, timer_id, shard, version=note.version + 1, created=note.created_ms, at_ms=self._now_ms()
         )
 
-    async def _save(self, changed: Iterable[Row]) -> None:
+    async def _save(self, shard: int, changed: Iterable[Row]) -> None:
         if some := list(changed):
-            await self._database.do(partial(rows.save, rows=some))
+            await self._database.do(partial(save, lives={shard: self._lives[shard]}, changed=some))
 
-    async def _agree(self, shard: int, stage: Stage) -> None:
+    async def _agree(self, shard: int) -> None:
         """Give the shard what the ledger has and it lacks, then copy what the ledger lacks. Goes on where another pod
         was. If the shard is lost meanwhile, the next look begins anew."""
-        carried, began, count = await founded(self._store, shard), time.monotonic(), 0
+        stage, began, count = await enter(self._store, self._database, shard), time.monotonic(), 0
+        self._lives[shard] = stage.life
         await self._progress.reached(shard, stage)
+        if stage.is_whole:
+            return  # another pod was faster
         async for reached, some in self._steps(shard, stage):
-            if not await advance(self._store, shard, carried, stage, reached):
+            if not await advance(self._store, shard, stage, reached):
                 return
-            stage, count = reached, count + some
+            stage, count = reached._replace(life=stage.life), count + some
             await self._progress.reached(shard, stage)
         _log.info("the ledger has all timers", shard=shard, restored=count, seconds=round(time.monotonic() - began, 1))
 
     async def _steps(self, shard: int, stage: Stage) -> AsyncIterator[tuple[Stage, int]]:
         """Each stage that was reached, and how many timers the shard lacked or had older, until it is whole."""
+        if stage.is_new:
+            await give_facts_back(self._store, self._database)
         if stage.what == CHECK:
-            yield WHOLE, await self._check(shard, stage.agreed_ms)
-            return
+            count = await self._check(shard, stage.agreed_ms)
+            if stage.agreed_ms:
+                yield WHOLE, count
+                return
+            stage = COPY
+            yield stage, count
         if stage.what != COPY.what:
-            if not stage.place:
-                await give_facts_back(self._store, self._database)
             pages = give_back(self._store, self._database, shard, keys.identity_of(stage.place))
             async for last, codes in pages:
                 yield Stage(stage.what, ":".join(last)), codes.count("restored")
@@ -289,14 +299,6 @@ class Following:
         for first in range(int(stage.place), BUCKETS, COPIED):
             await self._copy(shard, first)
             yield (WHOLE if first + COPIED == BUCKETS else Stage(COPY.what, str(first + COPIED))), 0
-
-    async def _check_own(self, shard: int, stage: Stage) -> None:
-        """If another pod has checked the shard on its new server, check it again: changes that this pod had read on the
-        old one may have come into the ledger only after that."""
-        before = self._whole.get(shard, stage)
-        if before.server != stage.server:
-            await self._check(shard, before.agreed_ms)
-        self._whole[shard] = stage
 
     async def _check(self, shard: int, agreed_ms: int) -> int:
         """Give back what has changed since the shard last agreed, on a server that may not have it, and take away what
@@ -315,9 +317,9 @@ class Following:
                 cursor, found = await records(self._store, shard, bucket, max(cursor, 0))
                 gathered |= found
                 if sum(map(len, gathered.values())) >= TOGETHER_BYTES:
-                    await self._save(_rows(shard, gathered))
+                    await self._save(shard, _rows(shard, gathered))
                     gathered = {}
-        await self._save(_rows(shard, gathered))
+        await self._save(shard, _rows(shard, gathered))
 
     def _now_ms(self) -> int:
         return round(self._store.clock.now_ms())

@@ -11,15 +11,17 @@ from typing import Final
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.client import TimerClient
+from timers.client.copies import given_back
 from timers.client.inbox import carry_out
 from timers.engine.pod import Pod
 from timers.engine.supervisor import Services, repeat
 from timers.errors import InvalidInput, LedgerUnavailable, TimersError
 from timers.ledger import effects, inbox
 from timers.ledger.bell import listening
-from timers.ledger.database import Database
+from timers.ledger.database import Database, Within
 from timers.ledger.inbox import Taken
-from timers.ledger.rows import Row, save
+from timers.ledger.lives import save
+from timers.ledger.rows import Row
 from timers.logs import get_logger
 from timers.store.marks import drop_marks, read_marks
 
@@ -79,8 +81,10 @@ class Inbox:
             return [], []
         if time.monotonic() - asked_at > STALE_SECONDS:
             raise LedgerUnavailable("the ledger took too long to answer")
+        named = [(row.prefix, row.id) for row in taken]
+        lives = await given_back(self._pod.store, Within(connection), named)
         try:
-            results = await carry_out(self._client, taken)
+            results = await carry_out(self._client, taken, lives)
         except TimersError:
             raise
         except Exception as error:
@@ -91,7 +95,7 @@ class Inbox:
         problems = [(row, str(each)) for row, each in zip(taken, results, strict=True) if isinstance(each, Exception)]
         refused = {row.seq for row, _ in problems}
         done = [row for row in taken if row.seq not in refused]
-        await save(connection, [each for each in results if isinstance(each, Row)])
+        await save(connection, lives, [each for each in results if isinstance(each, Row)])
         await inbox.refuse(connection, problems)
         return done, problems
 

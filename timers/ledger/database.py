@@ -10,7 +10,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from threading import Thread, current_thread
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakSet
 
 from alembic import command
@@ -73,6 +73,26 @@ class SchemaState:
         return f"its tables are of a later version ({self.found}, this one knows up to {self.newest}): use that version"
 
 
+Work = Callable[[AsyncConnection], Awaitable[T]]
+
+
+class Transacting(Protocol):
+    """What does something in a transaction: the database in one of its own."""
+
+    async def do(self, work: Work[T], *, writes: bool = True) -> T: ...
+
+
+class Within:
+    """Does everything in a transaction that is open already."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def do(self, work: Work[T], *, writes: bool = True) -> T:
+        """Do something in this transaction."""
+        return await work(self._connection)
+
+
 class Database:
     """The ledger's database. Safe to share within an event loop. Every call raises LedgerUnavailable while the
     database is away."""
@@ -131,7 +151,7 @@ class Database:
         finally:
             self._under_way.remove(began)
 
-    async def do(self, work: Callable[[AsyncConnection], Awaitable[T]], *, writes: bool = True) -> T:
+    async def do(self, work: Work[T], *, writes: bool = True) -> T:
         """Do something in a transaction of its own. A caller that is cancelled waits a moment for it, because a
         connection cannot be used again after a call that nobody waits for."""
         doing = asyncio.create_task(self._do(work, writes))
@@ -143,7 +163,7 @@ class Database:
             await asyncio.gather(doing, return_exceptions=True)
             raise
 
-    async def _do(self, work: Callable[[AsyncConnection], Awaitable[T]], writes: bool) -> T:
+    async def _do(self, work: Work[T], writes: bool) -> T:
         async with self.transaction(writes=writes) as connection:
             return await work(connection)
 

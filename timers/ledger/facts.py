@@ -12,6 +12,11 @@ Fact = tuple[str, str]
 """(kind, name)."""
 
 
+def into(connection: AsyncConnection) -> postgresql.Insert | sqlite.Insert:
+    """The beginning of a statement that writes facts."""
+    return postgresql.insert(facts) if connection.dialect.name == "postgresql" else sqlite.insert(facts)
+
+
 async def read(connection: AsyncConnection) -> dict[Fact, str]:
     """All facts."""
     found = await connection.execute(sa.select(facts.c.kind, facts.c.name, facts.c.value))
@@ -20,7 +25,7 @@ async def read(connection: AsyncConnection) -> dict[Fact, str]:
 
 async def write(connection: AsyncConnection, changed: Mapping[Fact, str], gone: Collection[Fact]) -> None:
     """Write facts and delete others."""
-    insert = postgresql.insert(facts) if connection.dialect.name == "postgresql" else sqlite.insert(facts)
+    insert = into(connection)
     upsert = insert.on_conflict_do_update(index_elements=["kind", "name"], set_={"value": insert.excluded.value})
     for kind, name in sorted(gone):
         await connection.execute(sa.delete(facts).where(facts.c.kind == kind, facts.c.name == name))

@@ -92,7 +92,8 @@ sa.Index(
 sa.Index("timers_timers_pending", timers.c.shard, sqlite_where=timers.c.pending, postgresql_where=timers.c.pending)
 
 facts: Final = sa.Table("timers_facts", metadata, *names("kind", "name"), *texts("value"))
-"""What else a db needs to go on as before: `declared` prefixes, `paused` prefixes, API `key`s."""
+"""What else a db needs to go on as before: `declared` prefixes, `paused` prefixes, API `key`s; and the `life` of each
+shard."""
 
 epochs: Final = sa.Table(
     "timers_epochs",

@@ -176,12 +176,12 @@ class Quotas:
             answers = iter(await self._store.arm(some, edit_lock_ms=self._edit_lock_ms, room=room))
         return [next(answers) if arming.prefix in allowed else _ONE_TOO_MANY for arming in armings], room
 
-    async def rearm(self, prefix: str, timer_id: str, quota: Quota | None, *, cause: str) -> Reply:
+    async def rearm(self, prefix: str, timer_id: str, quota: Quota | None, *, cause: str, life: str = "") -> Reply:
         """As `Store.rearm`, with one more code: `full` if there is no place."""
         if quota is None or quota.most is None:  # its prefix has timers already
-            return await self._store.rearm(prefix, timer_id, cause=cause)
+            return await self._store.rearm(prefix, timer_id, cause=cause, life=life)
         async with self._turns[quota], self._booked(1, quota) as (room, _):
-            return await self._store.rearm(prefix, timer_id, cause=cause, full=room == 0)
+            return await self._store.rearm(prefix, timer_id, cause=cause, life=life, full=room == 0)
 
     @asynccontextmanager
     async def _booked(self, wanted: int, quota: Quota) -> AsyncIterator[tuple[int, set[str]]]:

@@ -3,12 +3,11 @@
 The functions raise Unavailable.
 """
 
-import asyncio
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from timers.store import keys
-from timers.store.following import BUCKETS, PAGE, stages
+from timers.store.following import BUCKETS, PAGE
 from timers.store.scripts import reachable
 from timers.store.store import Identity, Store
 
@@ -24,26 +23,6 @@ class Totals(NamedTuple):
     counted: int
     live: int
     noted: int
-
-
-class Life(NamedTuple):
-    """What a shard carries, and the server with which it agreed with the ledger (empty: not yet): both change when data
-    is lost."""
-
-    carried: bytes | None
-    server: str
-
-    def goes_on(self, later: "Life") -> bool:
-        """Whether nothing was lost from this one to a later one."""
-        return self.carried == later.carried and self.server in ("", later.server)
-
-
-async def life_of(store: Store, shard: int) -> Life:
-    """The life of a shard now."""
-    (((carried,),), reached) = await asyncio.gather(
-        store.of_shards(lambda asked, root: asked.get(f"{root}epoch"), None, shards=[shard]), stages(store, [shard])
-    )
-    return Life(carried, reached[shard].place.partition(" ")[2] if reached[shard].is_whole else "")
 
 
 async def ages(

@@ -25,31 +25,54 @@ SAMPLED: Final = 100
 """Notes of a shard whose age is looked at."""
 
 
+NOWHERE: Final = "-"
+"""The place of a stage at its beginning."""
+
+
 class Stage(NamedTuple):
     """How far a shard and the ledger have come to agree: first `restore` gives the ledger's timers back to the shard,
     then `copy` takes the shard's own, each from a place on; then the shard is `whole`, and its notes keep it so. After
     a `rebuild`, the restore of a shard that had none, it is whole at once. On another server it has to `check` what has
-    changed since a time (epoch ms): that may have an older copy."""
+    changed since a time (epoch ms; 0: all, and to be copied then): that may have an older copy. `life` names the time
+    until data is lost again: the server's process, and what the shard carries."""
 
     what: str
     place: str = ""
+    life: str = ""
 
     @property
     def is_whole(self) -> bool:
         return self.what == "whole"
 
     @property
+    def is_new(self) -> bool:
+        """Whether nothing is known of what the shard lacks: it may lack more than timers."""
+        return not self.place or (self.what == CHECK and not self.agreed_ms)
+
+    @property
+    def is_older(self) -> bool:
+        """Whether the ledger knew all that the shard had, on another server: this one may have an older copy."""
+        return self.what == CHECK and self.agreed_ms > 0
+
+    @property
     def agreed_ms(self) -> int:
         """When a whole shard, or one to check, last agreed with the ledger."""
-        return int(self.place.partition(" ")[0] or 0)
+        return int(self.place or 0)
 
     @property
     def server(self) -> str:
-        """The server's process with which a whole shard last agreed."""
-        return self.place.partition(" ")[2]
+        """The server's process."""
+        return self.life.partition("/")[0]
 
-    def __str__(self) -> str:
-        return f"{self.what} {self.place}".strip()
+    @property
+    def carried(self) -> str:
+        """What the shard carries; empty after a loss."""
+        return self.life.partition("/")[2].replace(":", " ")
+
+    @property
+    def name(self) -> str:
+        """The stage without the life in which it was reached."""
+        return f"{self.what} {self.place or NOWHERE}"
 
 
 RESTORE: Final = Stage("restore")
@@ -87,21 +110,23 @@ async def notes(store: Store, shard: int, cursor: int, done: Sequence[Note] = ()
     *before, last = [done[start : start + PAGE] for start in range(0, len(done), PAGE)] or [()]
     for part in before:
         await _follow(store, shard, cursor, 0, part)
-    stage, at, found, left, fresh = await _follow(store, shard, cursor, PAGE, last)
+    stage, life, at, found, left, fresh = await _follow(store, shard, cursor, PAGE, last)
     flat = iter(found)
     read = [_note(*each) for each in zip(flat, flat, flat, strict=True)]
-    return Notes(_stage(stage), read, int(at), int(left), int(fresh))
+    return Notes(_stage(stage, life), read, int(at), int(left), int(fresh))
 
 
 async def _follow(store: Store, shard: int, cursor: int, most: int, done: Sequence[Note]) -> Sequence[Any]:
     members, noted = [note.member for note in done], [note.noted for note in done]
-    return await store.run("follow", shard, [cursor, most, str(RESTORE), len(done), *members, *noted])
+    return await store.run("follow", shard, [cursor, most, len(done), *members, *noted])
 
 
 async def stages(store: Store, shards: Sequence[int]) -> dict[int, Stage]:
     """How far each of these shards has come; one that was lost and that no pod has looked at is at its beginning."""
     found = await asyncio.gather(*(store.run("stage", shard, []) for shard in shards))
-    return {shard: _stage(said or str(RESTORE).encode()) for shard, (said,) in zip(shards, found, strict=True)}
+    return {
+        shard: _stage(said or RESTORE.name.encode(), life) for shard, (said, life) in zip(shards, found, strict=True)
+    }
 
 
 async def server_of(store: Store) -> str:
@@ -135,22 +160,23 @@ async def behind(store: Store) -> tuple[int, int]:
     return sum(length for length, _ in answers), max(0, now_ms - min(changed_ms, default=now_ms))
 
 
-async def founded(store: Store, shard: int) -> str:
-    """What the shard carries, which another loss takes away. A shard in which no timer was armed gets it."""
+async def founded(store: Store, shard: int) -> Stage:
+    """The stage of a shard that carries the db's epoch, which another loss takes away. One in which no timer was armed
+    gets it."""
     if not store.identity.epoch:
         await store.identity.make()
     for _ in range(FOUNDING_TRIES):
-        ((carried,),) = await store.of_shards(lambda asked, root: asked.get(f"{root}epoch"), None, shards=[shard])
-        if carried is not None and keys.text(carried) == store.identity.stamp:
-            return store.identity.stamp
+        stage = (await stages(store, [shard]))[shard]
+        if stage.carried == store.identity.stamp:
+            return stage
         await store.identity.found([shard])
     raise Unavailable(KEEPS_CHANGING)
 
 
-async def advance(store: Store, shard: int, carried: str, before: Stage, reached: Stage) -> bool:
-    """Say how far a shard has come, for whoever goes on after this pod. False if the shard was lost since `carried` was
-    read, or another pod was faster."""
-    return bool((await store.run("agree", shard, [carried, str(before), str(reached)]))[0])
+async def advance(store: Store, shard: int, before: Stage, reached: Stage) -> bool:
+    """Say how far a shard has come, for whoever goes on after this pod. False if the shard has lost data since `before`
+    was read, or another pod was faster."""
+    return bool((await store.run("agree", shard, [before.life, before.name, reached.name]))[0])
 
 
 async def detach(store: Store) -> None:
@@ -169,9 +195,9 @@ async def records(store: Store, shard: int, bucket: int, cursor: int) -> tuple[i
     return int(at), {keys.text(member): record for member, record in found.items()}
 
 
-def _stage(said: bytes) -> Stage:
+def _stage(said: bytes, life: bytes) -> Stage:
     what, _, place = keys.text(said).partition(" ")
-    return Stage(what, place)
+    return Stage(what, "" if place == NOWHERE else place, keys.text(life))
 
 
 def _note(member: bytes, noted: bytes, record: bytes | None) -> Note:

@@ -48,7 +48,7 @@ async def restore(
     if_exists: str = "newer",
     cause: str = "",
     jump: int = 0,
-    carried: str = "",
+    life: str = "",
     dry_run: bool = False,
 ) -> list[str]:
     """Make Redis hold each of these records, in any shards, in one round trip. Codes in order:
@@ -64,24 +64,24 @@ async def restore(
     With a `cause` (and details after a space) each record that was put there gets a history entry, and so a version
     more; and `jump` versions more, so that none that was lost with the db comes again. With `replace` an older record
     gets the creation, and a version and token above those, of the newer one it replaces. Hooks hear nothing of it. A
-    `dry_run` changes nothing. With what the shards `carried` before the records were read, it puts none into shards
-    that have lost their data since. Raises Unavailable: repeat the call, some records may be there."""
+    `dry_run` changes nothing. With the `life` that the shards had before the records were read, it puts none into one
+    that has lost data since. Raises Unavailable: repeat the call, some records may be there."""
     if dry_run and not store.identity.epoch:
         return ["restored"] * len(records)
     mode = "look" if dry_run else ""
-    return [code for code, _ in await _restore(store, records, (if_exists, cause, mode, jump), carried)]
+    return [code for code, _ in await _restore(store, records, (if_exists, cause, mode, jump), life)]
 
 
 async def restore_and_read(
-    store: Store, records: Sequence[Restored], *, cause: str, jump: int, carried: str
+    store: Store, records: Sequence[Restored], *, cause: str, jump: int, life: str
 ) -> list[tuple[str, bytes | None]]:
     """As `restore`, and the record that is there then, as far as there is one. Nothing is noted for the ledger: the
     caller writes it there."""
-    return await _restore(store, records, ("newer", cause, "tell", jump), carried)
+    return await _restore(store, records, ("newer", cause, "tell", jump), life)
 
 
 async def _restore(
-    store: Store, records: Sequence[Restored], head: Sequence[str | int], carried: str
+    store: Store, records: Sequence[Restored], head: Sequence[str | int], life: str
 ) -> list[tuple[str, bytes | None]]:
     answers, _ = await store.run_lines(
         "restore",
@@ -89,7 +89,7 @@ async def _restore(
         [f"{prefix} {timer_id} {_since(raw)}\n".encode() + raw for prefix, timer_id, raw in records],
         head=lambda _places: head,
         most=RESTORE_LIMIT,
-        carried=carried,
+        expected=life,
     )
     found = []
     for (said,) in answers:

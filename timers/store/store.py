@@ -40,7 +40,8 @@ Queue = tuple[int, str]
 
 class Arming(NamedTuple):
     """One timer to arm. `due` is `@<epoch ms>` or `+<ms from now>`, counted by the server. `created_ms` is not 0 if
-    the ledger has it already, with that creation; `known` if the ledger has another of that name."""
+    the ledger has it already, with that creation; `known` if the ledger has another of that name. With a `life` it is
+    only armed in that one of its shard."""
 
     prefix: str
     id: str
@@ -52,6 +53,7 @@ class Arming(NamedTuple):
     created_ms: int = 0
     durability: Durability = "fast"
     known: bool = False
+    life: str = ""
 
 
 class Reply(NamedTuple):
@@ -160,9 +162,9 @@ class Store:
 
     async def arm(self, armings: Sequence[Arming], *, edit_lock_ms: int = 0, room: int | None = None) -> list[Reply]:
         """Arm timers of any shards and one durability in one round trip; replies in order. Codes: created, replaced,
-        kept, exists, running, locked, newer, rights; lost, if it is `known` and Redis may have just lost it; full, once
-        `room` for timers that are not scheduled already is used up. Those that wait for disk or replicas say whether
-        that was reached."""
+        kept, exists, running, locked, newer, rights; lost, if it is `known` and Redis may have just lost it, and in
+        another `life`; full, once `room` for timers that are not scheduled already is used up. Those that wait for disk
+        or replicas say whether that was reached."""
         lines, level = list(map(_arming, armings)), armings[0].durability if armings else "fast"
         if len(armings) == 1 and room is None and level not in WAITS and self.identity.epoch:  # in half the CPU
             arguments = (self.identity.stamp, self.identity.writes, edit_lock_ms, "", lines[0])
@@ -189,17 +191,17 @@ class Store:
         *,
         most: int = ARM_LIMIT,
         level: Durability = "fast",
-        carried: str = "",
+        expected: str = "",
     ) -> tuple[list[tuple[Any, ...]], bool]:
         """Run a script that makes timers, with a line for each, on all their shards in one round trip. Returns what it
         says of each, and whether all is as durable as the level says. Founds shards that do not carry the db's epoch;
-        but if they are to carry what they did when the lines were made, it raises Unavailable for those that do not.
+        but if a life is `expected`, the one in which the lines were made, it raises Unavailable for those in another.
         `head` makes the arguments that come before a batch of at most `most` lines."""
         if identities and not self.identity.epoch:
             await self.identity.make()
         answers, reached = dict[int, tuple[Any, ...]](), True
         for _ in range(FOUNDING_TRIES):
-            stamp, form = carried or self.identity.stamp, self.identity.writes
+            stamp, form = expected or self.identity.stamp, self.identity.writes
             batches = [
                 (shard, places[start : start + most])
                 for shard, places in self.by_shard(identities, answers).items()
@@ -224,7 +226,7 @@ class Store:
                 answers.update(zip(places, said, strict=True))
             if len(answers) == len(identities):
                 return [answers[place] for place in range(len(identities))], reached
-            if carried:
+            if expected:
                 raise Unavailable("Redis has lost data meanwhile")
             await self.identity.found(foreign)
         raise Unavailable(KEEPS_CHANGING)
@@ -262,11 +264,12 @@ class Store:
         purge: bool = False,
         keep: bool = True,
         cause: str = "cancelled",
+        life: str = "",
     ) -> Reply:
-        """Cancel a timer; without `keep` no record stays. Codes: cancelled, purged, missing, newer, running, locked,
-        version, finished."""
+        """Cancel a timer; without `keep` no record stays; with a `life` only in that one of its shard. Codes:
+        cancelled, purged, missing, newer, running, locked, version, finished, lost."""
         record = "purge" if purge else "" if keep else "forget"
-        arguments = (edit_lock_ms, prefix, timer_id, _expected(version), record, cause)
+        arguments = (edit_lock_ms, prefix, timer_id, _expected(version, life), record, cause)
         return await self._one("cancel", prefix, timer_id, arguments)
 
     async def reschedule(
@@ -280,11 +283,13 @@ class Store:
         edit_lock_ms: int = 0,
         version: int | None = None,
         cause: str = "changed",
+        life: str = "",
     ) -> Reply:
-        """Change what is given. Codes: changed, missing, newer, running, locked, version, finished."""
+        """Change what is given; with a `life` only in that one of its shard. Codes: changed, missing, newer, running,
+        locked, version, finished, lost."""
         new = "" if spec is None else encode(spec)
         begun = "-" if progress is None else codec.encode_progress(progress)
-        arguments = (edit_lock_ms, prefix, timer_id, _expected(version), due, new, begun, cause)
+        arguments = (edit_lock_ms, prefix, timer_id, _expected(version, life), due, new, begun, cause)
         return await self._one("reschedule", prefix, timer_id, arguments)
 
     async def rearm(
@@ -298,12 +303,14 @@ class Store:
         completed: bool = False,
         full: bool = False,
         progress: Progress | None = None,
+        life: str = "",
     ) -> Reply:
         """Arm a failed, unhandled or cancelled timer again; with `completed` also a completed one; none if a quota is
-        `full`. Codes: changed, missing, newer, version, running, scheduled, completed, full, rights."""
+        `full`; with a `life` only in that one of its shard. Codes: changed, missing, newer, version, running,
+        scheduled, completed, full, rights, lost."""
         which, room = "completed" if completed else "", "full" if full else ""
         begun = "-" if progress is None else codec.encode_progress(progress)
-        arguments = (prefix, timer_id, due, _expected(version), which, cause, room, begun)
+        arguments = (prefix, timer_id, due, _expected(version, life), which, cause, room, begun)
         return await self._one("rearm", prefix, timer_id, arguments)
 
     async def claim(
@@ -520,8 +527,8 @@ class Store:
         return self.refusals.denied(error.command) if error.command else error
 
 
-def _expected(version: int | None) -> str:
-    return "" if version is None else str(version)
+def _expected(version: int | None, life: str) -> str:
+    return ("" if version is None else str(version)) + (f"@{life}" if life else "")
 
 
 def _read(identity: Identity, now_ms: int, raw: bytes | None, held: bytes, left_ms: int) -> Timer | None:
@@ -535,4 +542,5 @@ def _arming(a: Arming) -> str:
     """A line, and the record's body. One argument for each timer, because redis-py spends more on an argument than on
     its length."""
     due = f"{a.due}/{a.created_ms}" if a.created_ms or a.known else a.due
+    due = f"{due}@{a.life}" if a.life else due
     return f"{a.prefix} {a.id} {a.if_exists} {due} {a.cause}\n{encode(a.spec)}\n{codec.encode_progress(a.progress)}"

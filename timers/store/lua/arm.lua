@@ -51,8 +51,9 @@ end
 local edit_lock, format, room = tonumber(ARGV[4]), tonumber(form), tonumber(places)
 
 local function arm(prefix, id, if_exists, due, said, body)
-  local created
-  due, created = due_of(due)
+  local created, expected
+  due, created, expected = due_of(due)
+  if expected ~= '' and expected ~= life() then return 'lost', '' end
   local member = member_of(prefix, id)
   local r, raw, newer = read_or_clear(prefix, id, member)
   if newer then return 'newer', raw end

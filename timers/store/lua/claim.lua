@@ -91,7 +91,7 @@ if #triggers > 0 then
   -- The data may be an older copy, in which timers are due that have ended since. The ledger's pod puts that right first.
   if moves() then return {now_text, more, claimed, bad, denied, newer} end
   local uptime
-  if followed then uptime = select(3, stage()) end
+  if followed then uptime = select(2, stage()) end
   if uptime and uptime < CHECK_SECONDS then return {now_text, more, claimed, bad, denied, newer} end
 end
 if #triggers > 0 and refused('DEL', unpack(triggers)) then

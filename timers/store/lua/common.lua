@@ -153,15 +153,11 @@ end
 -- The base ends here, with all that a short way may use: `scripts.py` puts what follows into a function.
 ---
 
--- Epoch ms of a due time given as `@<epoch ms>` or `+<ms from now>`; and the creation of a timer that the ledger has already, given
--- as `@<epoch ms>/<creation>`, which is 0 if it has another of that name.
+-- Epoch ms of a due time given as `@<epoch ms>` or `+<ms from now>`. After it may stand, as `/<creation>`, that of a timer that the
+-- ledger has already, which is 0 if it has another of that name; and, as `@<life>`, the only life in which it is to be armed.
 local function due_of(spec)
-  local ms = tonumber(string.sub(spec, 2))
-  if not ms then
-    local due, created = string.match(spec, '^@(%d+)/(%d+)$')
-    return tonumber(due), tonumber(created)
-  end
-  return string.byte(spec) == 43 and now + ms or ms
+  local sign, ms, created, expected = string.match(spec, '^([@+])(-?%d+)/?(%d*)@?(%S*)$')
+  return sign == '+' and now + ms or tonumber(ms), tonumber(created), expected
 end
 
 -- Keys. `member` is `<prefix>:<id>`; a prefix has no colon, so the first colon divides it.
@@ -295,21 +291,36 @@ local function follow(member, r)
 end
 
 -- What the server says of itself; empty where nobody may ask.
+local about
 local function about_server()
   local section = 'server'
-  local info = redis.pcall('INFO', section)
-  return type(info) == 'string' and info or ''
+  local info = about or redis.pcall('INFO', section)
+  about = type(info) == 'string' and info or ''
+  return about
 end
 
--- How far the shard and the ledger have come to agree, in words; nil without a ledger. `whole <ms> <run id>` says when they last
--- agreed, and with which server. Another one may have an older copy of the data, so there it is `check <ms>`.
-local function stage()
-  local said = call('HGET', root .. 'hooks', '@ledger') or nil
-  local at, server = string.match(said or '', '^whole (%d+) (%S+)$')
-  local info = server and about_server()
-  if not info or info == '' or string.find(info, 'run_id:' .. server, 1, true) then return said, server end
-  return 'check ' .. at, server, tonumber(string.match(info, 'uptime_in_seconds:(%d+)'))
+-- The run id of this server's process; `-` for a user who may not ask.
+local function server_here() return string.match(about_server(), 'run_id:(%w+)') or '-' end
+
+-- What names the time until the shard's data is lost, or an older copy takes its place: the server's process, and what it carries.
+local function life()
+  local carried = redis.pcall('GET', root .. 'epoch')
+  return server_here() .. '/' .. (type(carried) == 'string' and string.gsub(carried, ' ', ':') or '')
 end
+
+-- How far the shard and the ledger have come to agree, in words: `<what> <place>`; nil without a ledger. It is kept with the server
+-- on which it was reached. Another one may have an older copy of the data, so there it is `check <ms>`: since when it may be older.
+local function stage()
+  local said = call('HGET', root .. 'hooks', '@ledger')
+  if not said then return nil end
+  local reached, server = string.match(said, '^(%l+ %S+) (%S+)$')
+  local here = server_here()
+  if reached and (server == here or here == '-') then return reached end
+  local uptime = tonumber(string.match(about_server(), 'uptime_in_seconds:(%d+)'))
+  return 'check ' .. (string.match(said, '^whole (%d+)') or '0'), uptime
+end
+
+local function set_stage(reached) call('HSET', root .. 'hooks', '@ledger', reached .. ' ' .. server_here()) end
 
 -- Publish every change to those who watch. The first PUBLISH tells whether anybody does; if nobody does, it is the script's last.
 local watched = true
@@ -388,8 +399,11 @@ end
 local function locked(r, edit_lock_ms) return r.status == 's' and edit_lock_ms > 0 and now > r.due - edit_lock_ms end
 
 -- Read a timer that a caller wants to change. Answers also why nobody may, whatever the change is. An empty version stands for any.
-local function to_change(prefix, id, version, edit_lock_ms)
+-- `expected` is a version, or nothing, and after an `@` the only life in which it is to be changed.
+local function to_change(prefix, id, expected, edit_lock_ms)
   stay()
+  local version, its_life = string.match(expected, '^([^@]*)@?(.*)$')
+  if its_life ~= '' and its_life ~= life() then return nil, '', 'lost' end
   local r, _, raw = read(member_of(prefix, id))
   local code
   if not r then code = newer_format(raw) and 'newer' or 'missing'

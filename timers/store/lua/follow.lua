@@ -6,12 +6,12 @@
 local AGREED_MS = 10000  -- how often a shard says that they still agree
 local FRESH_US = 300000  -- as FRESH_SECONDS of the pod. If it were longer, it would look as if nobody copied (`Neglect`)
 local changed = root .. 'changed'
-local cursor, most, first, done = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
+local cursor, most, done = ARGV[2], ARGV[3], tonumber(ARGV[4])
 
-local members, same = {unpack(ARGV, 6, 5 + done)}, {}
+local members, same = {unpack(ARGV, 5, 4 + done)}, {}
 if done > 0 then
   for i, noted in ipairs(call('HMGET', changed, unpack(members))) do
-    if noted == ARGV[5 + done + i] then same[#same + 1] = members[i] end
+    if noted == ARGV[4 + done + i] then same[#same + 1] = members[i] end
   end
 end
 if #same > 0 then call('HDEL', changed, unpack(same)) end
@@ -29,8 +29,8 @@ local function is_fresh(raw)
   return now_us - select(5, struct.unpack(HEAD, raw, 4)) < FRESH_US
 end
 
-if call('HSETNX', root .. 'hooks', '@ledger', first) == 1 and is_empty() then
-  call('HSET', root .. 'hooks', '@ledger', 'rebuild')  -- as `restore`, but nothing has to be copied afterwards
+if not call('HGET', root .. 'hooks', '@ledger') then
+  set_stage(is_empty() and 'rebuild -' or 'restore -')  -- a `rebuild` is as a `restore`, but nothing has to be copied afterwards
 end
 local page, answer, fresh = call('HSCAN', changed, cursor, 'COUNT', most), {}, 0
 for i = 1, #page[2], 2 do
@@ -42,7 +42,7 @@ for i = 1, #page[2], 2 do
     answer[n + 1], answer[n + 2], answer[n + 3] = member, page[2][i + 1], raw
   end
 end
-local reached, server = stage()
+local reached = stage()
 local at = tonumber(string.match(reached, '^whole (%d+)'))
-if at and now - at > AGREED_MS then call('HSET', root .. 'hooks', '@ledger', 'whole ' .. now_text .. ' ' .. server) end
-return {now_text, reached, page[1], answer, call('HLEN', changed), fresh}
+if at and now - at > AGREED_MS then set_stage('whole ' .. now_text) end
+return {now_text, reached, life(), page[1], answer, call('HLEN', changed), fresh}

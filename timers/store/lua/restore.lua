@@ -4,9 +4,10 @@
 -- caller that writes that to the ledger. A copy that says its place in the due index is exact: it keeps that place, and waits for its
 -- bare key if it did. It comes into a db that was empty.
 
-local epoch, format, if_exists, cause, looks, tells = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6] == 'look', ARGV[6] == 'tell'
+local expected, format, if_exists, cause, looks, tells = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6] == 'look', ARGV[6] == 'tell'
 local jump = tonumber(ARGV[7])  -- not 0: out of the ledger
-if not looks and not carries(epoch) then return {now_text, 'foreign'} end
+local function is_expected() return carries(expected) or string.find(expected, '/', 1, true) and life() == expected end
+if not looks and not is_expected() then return {now_text, 'foreign'} end
 local answer, newest = {now_text}, 0
 
 -- Whether the first record is of a later timer of that name, or of the same one after more changes.
