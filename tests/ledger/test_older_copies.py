@@ -192,10 +192,8 @@ async def test_what_was_begun_on_another_server_is_not_said_of_this_one(fleet: F
     assert (await founded(fleet.store, 0)).name == "copy 0"
 
 
-async def test_a_cancel_of_an_older_copy_is_not_answered(
-    copied: Copied, fleet: Fleet, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that comes while another is still being checked."""
+async def set_back(copied: Copied, fleet: Fleet, client: TimerClient, database: Database) -> None:
+    """No pod is there, and Redis lacks the newest payload of a timer."""
     pod = await fleet.pod(Calls(), ledger=database)
     await client.create("note", "x", delay="24h")
     await agreed(database, fleet.store)
@@ -203,6 +201,13 @@ async def test_a_cancel_of_an_older_copy_is_not_answered(
     copied.copy()
     await client.change("note", "x", payload="new")
     await copied.go_back(client)
+
+
+async def test_a_cancel_of_an_older_copy_is_not_answered(
+    copied: Copied, fleet: Fleet, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that comes while another is still being checked."""
+    await set_back(copied, fleet, client, database)
     run = Store.run
 
     async def go_back_and_run(store: Store, name: str, *arguments: Any, **options: Any) -> Any:
@@ -225,13 +230,7 @@ async def test_a_cancel_of_an_older_copy_is_not_answered(
 async def test_what_an_older_copy_says_of_a_name_counts_once_it_has_what_it_lacked(
     copied: Copied, fleet: Fleet, client: TimerClient, database: Database, if_exists: IfExists
 ) -> None:
-    pod = await fleet.pod(Calls(), ledger=database)
-    await client.create("note", "x", delay="24h")
-    await agreed(database, fleet.store)
-    await fleet.kill(pod)
-    copied.copy()
-    await client.change("note", "x", payload="new")
-    await copied.go_back(client)
+    await set_back(copied, fleet, client, database)
     patched, arm = pytest.MonkeyPatch(), Quotas.arm
 
     async def go_back_and_arm(*given: Any) -> Any:
