@@ -174,6 +174,17 @@ def test_a_result_that_outlives_a_forgotten_second_run_is_accepted() -> None:
     assert report.ok, str(report)
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_loss_may_lead_back_to_an_occurrence_whose_attempts_count_on(lost: bool) -> None:
+    past = Past()
+    past.create(TIMER)
+    for token, (at, occurrence, attempt) in enumerate([(1_002, 1, 1), (1_050, 2, 1), (1_500, 1, 2), (1_550, 2, 1)], 1):
+        past.run(TIMER, at, pod="a", token=token, key=str(occurrence), occurrence=occurrence, attempt=attempt)
+    if lost:
+        past.fault(FaultKind.LOSS, EVERY_POD, 1_100)
+    assert bool(past.judged(MAX_ATTEMPTS).of(Property.TOKENS_RISE)) is not lost
+
+
 def test_figures_count_what_happened() -> None:
     past = Past()
     past.create("chaos/calm")

@@ -236,7 +236,7 @@ class Faults:
 @dataclass(frozen=True, slots=True)
 class Gap:
     """`hidden` attempts are missing before `run`, since `from_ns`: after `earlier`, or in what may be another life of
-    the timer than that of the last run `before` it."""
+    the timer than that of the run `before` it: the last one of its occurrence, to which a loss may have led back."""
 
     earlier: Run | None
     run: Run
@@ -247,7 +247,7 @@ class Gap:
     def goes_on(self, faults: "Faults") -> bool:
         """True if it is the same life after all, whose last run the server forgot, so that its number comes again."""
         before, first = self.before, self.run.start
-        if before is None or before.start.occurrence != first.occurrence or first.attempt > before.start.attempt + 1:
+        if before is None or first.attempt > before.start.attempt + 1:
             return False
         return faults.forgotten(before, first.mono_ns)
 
@@ -304,16 +304,19 @@ class Story:
         """Where attempt numbers do not rise by one. A timer armed by hand may count on or begin at 1 again."""
         from_ns = min((call.from_ns for call in self.calls), default=0)
         last: Run | None = None
+        newest: dict[int, Run] = {}
         for runs in self.chains():
             first = runs[0]
             counts_on = last and last.start.occurrence == first.start.occurrence
             base = last.start.attempt if last and counts_on and first.start.attempt > last.start.attempt else 0
             if (hidden := first.start.attempt - base - 1) > 0:
-                yield Gap(None, first, hidden, last.start.mono_ns if last else from_ns, last)
+                yield Gap(
+                    None, first, hidden, last.start.mono_ns if last else from_ns, newest.get(first.start.occurrence)
+                )
             for earlier, later in pairwise(runs):
                 if (hidden := later.start.attempt - earlier.start.attempt - 1) > 0:
                     yield Gap(earlier, later, hidden, earlier.start.mono_ns)
-            last = runs[-1]
+            last = newest[first.start.occurrence] = runs[-1]
 
 
 def _take_rearming(arming: list[Call], earlier: Run, later: Run) -> bool:

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.engine.fleet import Calls, Fleet
+from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.engine.own import OwnServer
-from tests.ledger.copies import agreed, say
+from tests.ledger.copies import agreed, in_ledger, say
 from tests.rights import as_user, grant
 from tests.waiting import eventually
 from timers.client import TimerClient, client_over, open_store
@@ -174,6 +174,34 @@ async def test_an_older_copy_starts_nothing_that_was_cancelled_whatever_it_was_a
     await fleet.pod(calls, name="b", ledger=database)
     rows = await agreed(database, fleet.store)
     assert {row.id: row.status for row in rows.values()} == {"x": "cancelled", "other": "scheduled"}
+    await whole(fleet)
+    assert calls.ids == []
+
+
+async def test_a_run_that_has_ended_is_not_rescued_in_an_older_copy(
+    copied: Copied, fleet: Fleet, client: TimerClient, database: Database
+) -> None:
+    held, calls = Held(), Calls()
+    pod = await fleet.pod(held, ledger=database, lease_ms=1_000)
+    await whole(fleet)
+    await client.create("note", "x", delay="0s")
+    await until(lambda: len(held) == 1, "it runs")
+    copied.copy()
+    held.release.set()
+
+    async def ended() -> bool:
+        return "completed" in {row.status for row in (await in_ledger(database)).values()}
+
+    await eventually(ended, "the ledger knows of its end")
+    await fleet.kill(pod)
+    await copied.go_back(client)
+
+    async def expired() -> bool:
+        return not await fleet.redis.exists("timers:{0}:lease:note:x")
+
+    await eventually(expired, "the lease has expired in the copy")
+    await fleet.pod(calls, name="b", ledger=database)
+    assert (await agreed(database, fleet.store))["note:x"].status == "completed"
     await whole(fleet)
     assert calls.ids == []
 

@@ -33,7 +33,7 @@ local function abandon_run(id)
   ids[#ids + 1] = id
 end
 
-if call('SISMEMBER', root .. 'paused', prefix) == 0 and not moves() then
+if call('SISMEMBER', root .. 'paused', prefix) == 0 and not moves() and not unchecked() then
   local due = call('ZRANGEBYSCORE', queue_key(prefix), '-inf', '(' .. before, 'LIMIT', 0, most)
   for _, id in ipairs(due) do abandon_due(id) end
   for i = 6, #ARGV do abandon_run(ARGV[i]) end

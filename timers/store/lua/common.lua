@@ -320,6 +320,16 @@ local function stage()
   return 'check ' .. (string.match(said, '^whole (%d+)') or '0'), uptime
 end
 
+-- Whether the data may be an older copy, in which timers are due, and runs have lost their lease, that have ended since. The ledger's
+-- pod puts that right first, unless it does not come within CHECK_SECONDS of the server's start.
+local CHECK_SECONDS = 30
+local function unchecked()
+  hooks = hooks or ask()
+  if not followed then return false end
+  local _, uptime = stage()
+  return uptime ~= nil and uptime < CHECK_SECONDS
+end
+
 local function set_stage(reached) call('HSET', root .. 'hooks', '@ledger', reached .. ' ' .. server_here()) end
 
 -- Publish every change to those who watch. The first PUBLISH tells whether anybody does; if nobody does, it is the script's last.

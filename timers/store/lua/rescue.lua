@@ -27,6 +27,6 @@ local function rescue(prefix, id, processor)
   rescued[n + 1], rescued[n + 2], rescued[n + 3] = prefix, id, write(member, r)
 end
 
-for i = 4, moves() and 3 or #ARGV, 3 do rescue(ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
+for i = 4, (moves() or unchecked()) and 3 or #ARGV, 3 do rescue(ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
 conclude()
 return {now_text, rescued, bad, newer}
