@@ -93,7 +93,8 @@ class Gate:
         do = Database.do
 
         async def held_up(database: Database, work: Any, **options: Any) -> Any:
-            changed = getattr(work, "keywords", {}).get("changed", ())
+            given = getattr(work, "keywords", {})
+            changed = given["changed"] if "lives" in given else ()
             if not any(row.version == version for row in changed) or self.reached.is_set():
                 return await do(database, work, **options)
             self.reached.set()
