@@ -5,6 +5,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ _NOTICED_MS: Final = 5
 
 async def watch(witness: Witness, processes: Callable[[], Mapping[str, int]], lease_ms: int) -> None:
     """Until cancelled, writes how long each of `processes` (pod or `*` → pid) waited, eight times in half a lease, and
-    a fault for each half lease that one spent waiting. What holds this watch up holds up all."""
+    a fault for each half lease that a thread of one spent waiting. What holds this watch up holds up all."""
     period_s = lease_ms / 2000 / _SAMPLES
     before = dict(_waits(processes()))
     while True:
@@ -31,25 +32,25 @@ async def watch(witness: Witness, processes: Callable[[], Mapping[str, int]], le
             since = time.monotonic()
             await asyncio.sleep(period_s)
             overslept_s, waits = time.monotonic() - since - period_s, dict(_waits(processes()))
-            for process, wait_s in waits.items():
-                waited_s = wait_s - before.get(process, wait_s)
-                waited[process] += waited_s
-                waited_ms = round((waited_s + (overslept_s if process[0] == EVERY_POD else 0)) * 1000)
-                if waited_ms >= _NOTICED_MS:
-                    witness.waited(process[0], waited_ms)
+            added = {thread: wait_s - before.get(thread, wait_s) for thread, wait_s in waits.items()}
+            for thread, waited_s in added.items():
+                waited[thread] += waited_s
+            for pod, waited_s in (*((pod, waited_s) for (pod, _), waited_s in added.items()), (EVERY_POD, overslept_s)):
+                if (waited_ms := round(waited_s * 1000)) >= _NOTICED_MS:
+                    witness.waited(pod, waited_ms)
             before = waits
         lasted_s = time.monotonic() - began
-        for (pod, pid), waited_s in waited.items():
+        for (pod, tid), waited_s in waited.items():
             if waited_s >= _SHARE * lasted_s:
-                proof = f"pid {pid} waited for a core for {waited_s:.1f} s of {lasted_s:.1f} s"
+                proof = f"thread {tid} waited for a core for {waited_s:.1f} s of {lasted_s:.1f} s"
                 witness.fault_off(witness.fault_on(FaultKind.STARVED, pod, proof))
 
 
 def _waits(processes: Mapping[str, int]) -> Iterator[tuple[tuple[str, int], float]]:
-    """Seconds that each process was ready to run but had no core: the second figure of its main thread's schedstat (ns;
-    Documentation/scheduler/sched-stats.rst of Linux). Leaves out processes that have ended or are not counted."""
+    """How many seconds each thread of each process was ready to run but had no core: the second figure of its schedstat
+    (ns; Documentation/scheduler/sched-stats.rst of Linux). A pod's SQLite has a thread of its own. Leaves out what has
+    ended or is not counted."""
     for pod, pid in processes.items():
-        try:
-            yield (pod, pid), int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-        except OSError:
-            continue
+        with suppress(OSError):
+            for schedstat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                yield (pod, int(schedstat.parent.name)), int(schedstat.read_text().split()[1]) / 1e9
