@@ -205,8 +205,8 @@ async def clean(database: Database, before_ms: int) -> None:
 
 
 def age(row: Row) -> tuple[int, int, int]:
-    """What tells the newer of two states of a timer. Two losses in a row may make one version twice, if the second
-    comes before the ledger has what was given back after the first. Then the later one counts, which is still there."""
+    """What tells the newer of two states of a timer. A change in an older copy of Redis' data, before it was checked,
+    may have a version that the ledger has already. Then the later one counts, which is still there."""
     return row.created, row.version, row.changed
 
 
