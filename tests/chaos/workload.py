@@ -147,7 +147,9 @@ def _bare(place: int, rng: random.Random) -> tuple[int, BareChange]:
 
 
 def _repeats(rng: random.Random) -> Behaviour:
-    return {"run_ms": rng.randrange(10), "slots": _SLOTS}
+    """One in five fails at first, for each of its slots."""
+    run_ms = rng.randrange(10)
+    return {"run_ms": run_ms, "slots": _SLOTS, "fail_first": 1 if run_ms < 2 else 0}
 
 
 def _behaviour(rng: random.Random) -> Behaviour:
