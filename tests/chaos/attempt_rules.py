@@ -132,9 +132,13 @@ def bounded(story: Story, end: EndState | None, faults: Faults, max_attempts: in
 
 
 def burnt(story: Story, end: EndState | None, faults: Faults) -> Iterator[Finding]:
-    """P8: each failure in the record was seen to happen, or may be a run that a fault ended."""
+    """P8: each failure in the record is one attempt's, which was seen to fail or may have been ended by a fault."""
     if end is None or not end.failures:
         return
+    tried = end.attempt - (end.status == "completed")
+    if end.failures > tried:
+        text = f"{end.failures} failures are counted, of {tried} attempts that can have failed"
+        yield Finding(Property.BOUNDED, story.timer, text, story.lines())
     seen = sum(run.outcome in _FAILING for run in story.runs)
     begin_ns = min((line.mono_ns for line in story.lines()), default=0)
     if end.failures > seen + faults.burning(begin_ns):

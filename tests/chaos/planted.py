@@ -61,6 +61,7 @@ PLANTS: dict[Property, list[plants.Plant]] = {
         plants.too_many_attempts,
         plants.failed_too_soon,
         plants.hand_back_burnt_an_attempt,
+        plants.kill_burnt_two_attempts,
         plants.stop_counted_as_a_failure,
     ],
     Property.REPEATS: [

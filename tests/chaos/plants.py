@@ -267,6 +267,15 @@ def hand_back_burnt_an_attempt(past: Past) -> None:
     past.ended(TIMER, "failed", attempt=MAX_ATTEMPTS, reason="it said no")
 
 
+def kill_burnt_two_attempts(past: Past) -> None:
+    past.create(TIMER)
+    past.run(TIMER, 1_002, pod="a", attempt=1, outcome=None)
+    past.fault(FaultKind.KILL, "a", 1_005)
+    past.fault(FaultKind.KILL, "c", 1_200)
+    past.run(TIMER, 5_100, pod="b", attempt=2)
+    past.ended(TIMER, "completed", attempt=2, failures=2, completions=(Completion(2, EPOCH_MS + 5_106),))
+
+
 def _repeats_twice(past: Past) -> None:
     past.create(TIMER, slots=2)
     past.run(TIMER, 1_002, pod="a", token=1, occurrence=1, outcome=Outcome.DONE)
