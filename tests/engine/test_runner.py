@@ -266,6 +266,25 @@ async def test_a_lost_run_that_has_not_started_is_dropped(rig: _Rig, held: Held)
     assert rig.runs.ends == []
 
 
+async def test_a_run_that_is_lost_in_the_turn_before_its_first_ends_at_once(rig: _Rig, held: Held) -> None:
+    (timer,) = rig.start()
+    run = rig.held(timer)
+    await asyncio.sleep(0)
+    assert run.coroutine is not None
+    assert not held.timers
+    rig.runner.lose(run)
+    assert (run.ended, rig.runner.executing, rig.runs.ends) == (True, 0, [])
+
+
+async def test_a_run_that_a_drain_takes_back_in_the_turn_before_its_first_ends_at_once(rig: _Rig, held: Held) -> None:
+    rig.start()
+    taking_back = asyncio.create_task(rig.runner.hand_back())
+    await asyncio.sleep(0)
+    assert rig.statuses() == [Status.SCHEDULED]
+    await taking_back
+    assert not held.timers
+
+
 async def test_a_lost_run_is_cancelled_and_its_end_is_not_written(rig: _Rig, held: Held) -> None:
     (timer,) = rig.start()
     await until(lambda: len(held) == 1, "it runs")

@@ -176,7 +176,7 @@ class Runner:
 
     def lose(self, run: Run) -> None:
         """Another pod has the run's lease: stop the run and ignore its result."""
-        if run.ended:
+        if run.ended or run.stop == "lost":
             return
         _log.warning("lease lost", **run.named, token=run.timer.token)
         self._stop(run, "lost")
@@ -368,10 +368,11 @@ class Runner:
         if run.ended:
             return
         run.stop = reason
-        if run.coroutine is None:
+        if run.coroutine is not None:
+            run.coroutine.cancel()
+        if run.coroutine is None or not _has_begun(run.coroutine):
             self._end(run, _outcome_of_stop(reason))
             return
-        run.coroutine.cancel()
         asyncio.get_running_loop().call_later(IGNORED_CANCEL_SECONDS, self._end_without, run)
 
     def _end_without(self, run: Run) -> None:
@@ -381,6 +382,12 @@ class Runner:
             return
         _log.error("processor ignores its cancellation", **run.named, function=run.processor.origin)
         self._end(run, None if run.stop is None else _outcome_of_stop(run.stop))
+
+
+def _has_begun(task: asyncio.Task[None]) -> bool:
+    """Whether the task has had a turn. One that is cancelled before its first never gets any."""
+    coroutine: Any = task.get_coro()
+    return inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED
 
 
 def _outcome_of_stop(reason: StopReason) -> Outcome | None:
