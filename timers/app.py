@@ -293,7 +293,7 @@ async def _probes(settings: Settings, app: web.Application, ends: AsyncExitStack
 def _auth(settings: Settings, callers: Callers) -> Auth:
     keys = None if settings.api_keys is None else settings.api_keys.get_secret_value()
     secrets = [secret.get_secret_value() for secret in settings.signing_secrets]
-    return Auth(callers, keys, secrets, insecure=settings.insecure)
+    return Auth(callers, keys, secrets, insecure=settings.insecure, has_ledger=settings.ledger is not None)
 
 
 async def _drain(worker: Worker, stopping: Stopping) -> None:

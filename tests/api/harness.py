@@ -134,7 +134,14 @@ async def running_api(
         probed = store, worker, client.ledger
         health = HealthRoutes(*probed, fresh_seconds=0, answer_seconds=request_seconds)
         callers = Callers(store)
-        auth = Auth(callers, keys, secrets, unverified_bytes=unverified_bytes, fresh_seconds=keys_fresh_seconds)
+        auth = Auth(
+            callers,
+            keys,
+            secrets,
+            has_ledger=ledger is not None,
+            unverified_bytes=unverified_bytes,
+            fresh_seconds=keys_fresh_seconds,
+        )
         parts = Parts(store, client, auth, callers)
         routes = (*instead(parts), *all_pages(parts), *all_routes(client, health, metrics, worker))
         app = application(routes, auth, Guard().check, request_seconds=request_seconds)

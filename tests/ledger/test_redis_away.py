@@ -4,6 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.api.conftest import done
+from tests.api.harness import running_api
+from tests.api.keyed import new_key
 from tests.engine.fleet import Calls, Fleet, Held
 from tests.engine.own import OwnServer
 from tests.ledger.copies import agreed, in_ledger
@@ -11,10 +14,12 @@ from tests.waiting import eventually
 from timers.client import Armed, TimerClient, client_over, open_store
 from timers.client.fleet import Declared
 from timers.core.spec import NewTimer
-from timers.errors import AlreadyExists, Unavailable
+from timers.errors import AlreadyExists, NoProcessor, Unavailable
+from timers.ledger import facts
 from timers.ledger.database import Database
 from timers.store.servers.connect import connect
 
+HEADERS, KEY = new_key()
 NAMES = ("before", "meanwhile")
 
 
@@ -54,6 +59,54 @@ async def test_creates_are_accepted_and_armed_later(own: OwnServer, client: Time
     assert set(rows) == {"note:before", "note:soon", "note:b0", "note:b1", "note:b2"}
     assert rows["note:soon"].status == "completed"
     assert rows["note:soon"].created == made.created_ms
+    await fleet.close()
+
+
+@pytest.mark.parametrize("keys", [None, KEY.entry], ids=["open", "with keys"])
+async def test_the_api_takes_new_timers_for_as_long_as_redis_is_away(
+    own: OwnServer, database: Database, ledger_url: str, keys: str | None
+) -> None:
+    timer = {"prefix": "test", "delay": "1h"}
+    async with running_api(own.url, [done], ledger=ledger_url, keys=keys, keys_fresh_seconds=-1.0) as api:
+        before = await api.call("POST", "/v1/timers", {**timer, "id": "before"}, headers=HEADERS)
+        assert (before.status, before.body["durability"]) == (201, "ledger")
+        own.down()
+        api.client._declared = Declared(api.store, fresh_seconds=-1.0)
+        for call in (
+            ("POST", "/v1/timers", {**timer, "id": "posted"}),
+            ("PUT", "/v1/timers/test/put", {"delay": "1h"}),
+            ("POST", "/v1/timers", {**timer, "id": "posted", "if_exists": "keep"}),
+        ):
+            reply = await api.call(*call, headers=HEADERS)
+            assert (reply.status, reply.body["armed"], reply.body["durability"]) == (202, False, "ledger")
+        kept = await api.call("POST", "/v1/timers", {**timer, "id": "before", "if_exists": "keep"}, headers=HEADERS)
+        assert (kept.status, kept.body.get("armed", True)) == (200, True)
+        batch = await api.call("POST", "/v1/timers/batch", {"timers": [{**timer, "id": "b"}]}, headers=HEADERS)
+        assert [each["timer"]["armed"] for each in batch.body["results"]] == [False]
+        stranger = await api.call("POST", "/v1/timers", timer, headers={"Authorization": "Bearer nobody's"})
+        assert stranger.status == (202 if keys is None else 401)
+        (await api.call("GET", "/v1/timers", headers=HEADERS)).problem(503, "redis-unavailable")
+
+
+async def test_without_redis_the_ledger_knows_which_prefixes_nobody_serves(
+    own: OwnServer, client: TimerClient, database: Database
+) -> None:
+    fleet = await Fleet.over(own.url)
+    await fleet.pod(Calls(), ledger=database)
+    await client.create("note", "before", delay="24h")
+
+    async def are_declared() -> bool:
+        return ("declared", "note") in await database.do(facts.read, writes=False)
+
+    await eventually(are_declared, "the ledger knows the declarations")
+    own.down()
+    client._declared = Declared(fleet.store, fresh_seconds=0)
+    assert (await client.create("note", "meanwhile", delay="24h")).armed is False
+    with pytest.raises(NoProcessor, match="nobody"):
+        await client.create("nobody", "meanwhile", delay="24h")
+    (refused,) = await client.batch([{"prefix": "nobody", "id": "meanwhile", "delay": "24h"}])
+    assert isinstance(refused, NoProcessor)
+    await own.up()
     await fleet.close()
 
 

@@ -156,13 +156,14 @@ class Auth:
         secrets: Iterable[str] = (),
         *,
         insecure: bool = False,
+        has_ledger: bool = False,
         unverified_bytes: int = UNVERIFIED_BYTES,
         fresh_seconds: float = FRESH_SECONDS,
     ) -> None:
         """`api_keys` is the text of TIMERS_API_KEYS, or None if that is not set. `secrets` are those of
-        TIMERS_SIGNING_SECRETS. `insecure` means that the API is open on purpose, under any host name. Keys in
-        Redis are read again after `fresh_seconds`."""
-        self._insecure = insecure
+        TIMERS_SIGNING_SECRETS. `insecure` means that the API is open on purpose, under any host name. A ledger takes
+        new timers while Redis is down. Keys in Redis are read again after `fresh_seconds`."""
+        self._insecure, self._has_ledger = insecure, has_ledger
         self._unverified = Unverified(unverified_bytes)
         self._callers = callers
         self._configured = read_entries(api_keys or "")
@@ -254,7 +255,7 @@ class Auth:
 
     async def _known(self, operation: Operation) -> Mapping[str, ApiKey]:
         last = self._keys.last
-        if last is None or not operation.works_without_redis:
+        if last is None or not (operation.works_without_redis or (operation.arms and self._has_ledger)):
             return await self._keys.get()
         try:
             async with asyncio.timeout(READER_SECONDS):

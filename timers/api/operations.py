@@ -118,6 +118,8 @@ class Operation:
     works_without_redis: bool = field(init=False)
     """Whether it works while Redis is down, when people look at a pod most. It shows nothing new then, so the
     last known keys will do."""
+    arms: bool = field(init=False)
+    """Whether it arms timers, which a ledger takes while Redis is down."""
 
     def __post_init__(self) -> None:
         method, path = self.call.split()
@@ -126,6 +128,7 @@ class Operation:
         object.__setattr__(self, "is_endless", any(answer.media_type == EVENTS for answer in self.answers))
         shows = self.id == "getMetrics" or (self.tag == DASHBOARD and method == "GET")
         object.__setattr__(self, "works_without_redis", shows)
+        object.__setattr__(self, "arms", self.id in ("createTimer", "createTimers", "putTimer"))
 
 
 def _ok(description: str, body: type[Any] | None = None, media_type: str = JSON) -> tuple[Answer, ...]:

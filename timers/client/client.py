@@ -204,7 +204,8 @@ class TimerClient(Timers):
         except Unavailable:
             if self._ledger is None:
                 raise
-            refused = None  # the ledger takes it
+            declared = await self._ledger.declared()
+            refused = self._declared.refusals_without_redis([new.prefix], declared).get(new.prefix)
         if refused is not None:
             raise refused
         arming = plan(new, store.clock.now_ms(), traceparent, self._by, self._durability)
@@ -239,12 +240,13 @@ class TimerClient(Timers):
             new if isinstance(new, Exception) else tried(plan, new, now_ms, traceparent, self._by, self._durability)
             for new in news
         ]
+        prefixes = {p.prefix for p in planned if isinstance(p, Arming)}
         try:
-            refused = await self._declared.refusals({p.prefix for p in planned if isinstance(p, Arming)})
+            refused = await self._declared.refusals(prefixes)
         except Unavailable:
             if self._ledger is None:
                 raise
-            refused = {}
+            refused = self._declared.refusals_without_redis(prefixes, await self._ledger.declared())
         levels = {p.durability for p in planned if isinstance(p, Arming)}
         lacks = {level: error for level in levels if (error := await self._lacks(level))}
         if refused or lacks:

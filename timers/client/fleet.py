@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, islice
@@ -336,12 +336,13 @@ class Declared:
         asked_at = time.monotonic() if asked_at is None else asked_at
         if owner(prefix, (await self._roster.known()).declared) is not None:
             return None
-        declared = (await self._roster.since(asked_at)).declared
-        if owner(prefix, declared) is not None:
-            return None
-        callers = [prefix for prefix in sorted(declared) if not is_own(prefix)]
-        known = shortened(callers) or "no prefix was ever declared"
-        return NoProcessor(FieldError("prefix", shown(prefix), f"a prefix that a processor serves ({known})"))
+        return _refusal(prefix, (await self._roster.since(asked_at)).declared)
+
+    def refusals_without_redis(self, prefixes: Iterable[str], others: Iterable[str]) -> dict[str, NoProcessor]:
+        """As `refusals`, by what was last known and `others` that were declared; none if nothing is known."""
+        declared = {*(self._roster.last or Roster()).declared, *others}
+        found = [(prefix, _refusal(prefix, declared)) for prefix in prefixes if declared]
+        return {prefix: refused for prefix, refused in found if refused is not None}
 
     async def owner(self, prefix: str) -> str | None:
         """The processor that owns timers of the prefix, as of the last second. Raises Unavailable."""
@@ -350,3 +351,11 @@ class Declared:
     async def calls(self) -> list[str]:
         """The declared prefixes of the calls of hooks, as of the last second. Raises Unavailable."""
         return [prefix for prefix in (await self._roster.known()).declared if prefix.startswith(CALLS)]
+
+
+def _refusal(prefix: str, declared: Collection[str]) -> NoProcessor | None:
+    if owner(prefix, declared) is not None:
+        return None
+    callers = [prefix for prefix in sorted(declared) if not is_own(prefix)]
+    known = shortened(callers) or "no prefix was ever declared"
+    return NoProcessor(FieldError("prefix", shown(prefix), f"a prefix that a processor serves ({known})"))

@@ -12,12 +12,13 @@ from typing import Any, Final
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.client.copies import given_back, record_of, row_of_timer
+from timers.client.facts import DECLARED
 from timers.client.lives import entered
 from timers.core.fields import encode
 from timers.core.model import Status, Timer
 from timers.core.shapes import Durability
 from timers.errors import Moving, Unavailable
-from timers.ledger import requests, rows
+from timers.ledger import facts, requests, rows
 from timers.ledger.database import Transacting
 from timers.ledger.lives import Lives, save
 from timers.ledger.rows import NewRow, Row
@@ -156,13 +157,15 @@ class LedgerFirst:
 
         async def decide(connection: AsyncConnection) -> list[Reply]:
             await rows.await_arming(connection, [(*identity, created_ms) for identity, created_ms in new.items()])
-            there = await rows.find(connection, others)
+            there, waiting = await rows.find(connection, others), await rows.waiting(connection, others)
             replies = []
             for arming in armings:
                 row = there.get((arming.prefix, arming.id))
                 reply = _unarmed(arming, row, is_new=(arming.prefix, arming.id) in new)
                 if reply is None:
                     raise away
+                if reply.timer is not None and (arming.prefix, arming.id) in waiting:
+                    reply = reply._replace(timer=reply.timer._replace(armed=False, durability=LEDGER))
                 if reply.code == "replaced":
                     await requests.arm(connection, arming.prefix, arming.id, **_fields(arming))
                 replies.append(reply)
@@ -186,6 +189,11 @@ class LedgerFirst:
                 row.prefix, row.id, row.shard, version=row.version + 1, created=row.created, at_ms=row.changed
             )
         await self._database.do(partial(save, lives={row.shard: life}, changed=[row]))
+
+    async def declared(self) -> list[str]:
+        """The prefixes that were declared."""
+        found = await self._database.do(facts.read, writes=False)
+        return [name for kind, name in found if kind == DECLARED]
 
     async def give_back(self, identity: Identity) -> None:
         """Restore a timer at once if its shard was lost and is still being restored."""

@@ -124,9 +124,9 @@ class Problem(TypedDict):
 
 
 class BatchArmed(TypedDict):
-    """A timer of a batch that is armed, or that was kept."""
+    """A timer of a batch that is armed, that was kept, or that only the ledger has yet (202)."""
 
-    status: Annotated[int, Field(ge=200, le=201, examples=[201])]
+    status: Annotated[int, Field(ge=200, le=202, examples=[201])]
     timer: TimerAnswer
 
 

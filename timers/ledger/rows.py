@@ -189,6 +189,16 @@ async def pending(database: Database, shards: Collection[int]) -> Sequence[Row]:
     return await database.do(partial(_read, asked.limit(SAVED)), writes=False)
 
 
+async def waiting(connection: AsyncConnection, identities: Collection[Identity]) -> set[Identity]:
+    """Those of these timers that Redis does not have yet."""
+    found = set[Identity]()
+    wanted = list(identities)
+    for start in range(0, len(wanted), SAVED):
+        asked = sa.select(*_NAME).where(IDENTITY.in_(wanted[start : start + SAVED]), timers.c.pending)
+        found |= {(row.prefix, row.id) for row in await connection.execute(asked)}
+    return found
+
+
 async def armed(connection: AsyncConnection, made: Iterable[Row]) -> None:
     """Note that Redis has these timers now."""
     for row in made:
