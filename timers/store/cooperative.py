@@ -13,6 +13,9 @@ T = TypeVar("T")
 SLICE_SECONDS: Final = 0.005
 """How long work may keep the loop: a timer that becomes due meanwhile is at most this late."""
 
+PATIENCE_SECONDS: Final = 1.0
+"""How long a caller waits for news of a value that it knows already."""
+
 
 async def cooperatively(items: Iterable[T]) -> AsyncIterator[T]:
     """Yield the items one by one; let others use the loop after each SLICE_SECONDS."""
@@ -62,14 +65,14 @@ class CachedRead(Generic[T]):
         return self.last
 
     async def known(self) -> T:
-        """As `get`; while Redis is not available, the value as it was last read. Raises Unavailable if it never was."""
-        if self.last is not None and time.monotonic() - self._read_at <= self._seconds:
-            return self.last
-        try:
+        """As `get`; while Redis is not available, or does not answer within PATIENCE_SECONDS, the value as it was last
+        read. Raises Unavailable if it never was."""
+        if self.last is None or time.monotonic() - self._read_at <= self._seconds:
             return await self.get()
-        except Unavailable:
-            if self.last is None:
-                raise
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                return await self.get()
+        except (TimeoutError, Unavailable):
             return self.last
 
     async def soon(self, patience_seconds: float) -> T | None:
