@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from timers.client import Armed, BlockingTimerClient, Results, TimerClient
     from timers.client.actions import BulkAction, Counts
     from timers.client.feed import Dropped, Event, Gap, Open
-    from timers.client.fleet import PrefixView, Stats
+    from timers.client.fleet import Fleet, PrefixView, Stats
     from timers.core.answers import TimerAnswer
     from timers.core.calls import *
     from timers.core.model import HistoryEntry, Lease, Status, Timer
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from timers.core.spec import NewTimer, TimerChange
     from timers.errors import *
     from timers.processor import BlockingContext, Context, Processor, processor
+    from timers.store.callers import Quota
     from timers.store.filters import Filter
     from timers.store.identity import Loss
-    from timers.store.listing import Page
+    from timers.store.listing import Page, PageRequest
     from timers.store.membership import Member
     from timers.store.notifications import Change
 
@@ -56,6 +57,7 @@ __all__ = [
     "FieldError",
     "Filter",
     "FilterFields",
+    "Fleet",
     "Forbidden",
     "Full",
     "Gap",
@@ -63,8 +65,10 @@ __all__ = [
     "IfExists",
     "InvalidInput",
     "Lease",
+    "LedgerUnavailable",
     "Loss",
     "Member",
+    "Moving",
     "NewTimer",
     "NewTimerFields",
     "NewerFormat",
@@ -73,8 +77,10 @@ __all__ = [
     "NotScheduled",
     "Open",
     "Page",
+    "PageRequest",
     "PrefixView",
     "Processor",
+    "Quota",
     "RateLimited",
     "Rearm",
     "RedisRights",
@@ -97,6 +103,7 @@ __all__ = [
     "TimerClient",
     "TimersError",
     "TooManyPending",
+    "TooNew",
     "Unauthorized",
     "Unavailable",
     "VersionMismatch",
@@ -106,7 +113,7 @@ __all__ = [
 _HOMES: Final = (
     *("errors", "core.shapes", "core.calls", "core.outcome", "core.model", "core.policies", "core.answers"),
     *("core.spec", "processor", "client", "client.actions", "client.feed", "client.fleet"),
-    *("store.filters", "store.identity", "store.listing", "store.membership", "store.notifications"),
+    *("store.callers", "store.filters", "store.identity", "store.listing", "store.membership", "store.notifications"),
 )
 """Where the names are, those that need least first; the first that has a name is where a type checker finds it, too."""
 

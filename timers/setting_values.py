@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr
 from timers.core.durations import parse_ms
 from timers.core.fields import check_prefix, owner
 from timers.core.hooks import Hook
-from timers.errors import ConfigurationError
+from timers.errors import ConfigurationError, InvalidInput
 
 MAX_SHARDS: Final = 1024
 REDIS_SCHEMES: Final = (
@@ -126,6 +126,14 @@ def check_redis_url(url: str) -> str:
     if not usable:
         raise ValueError(f"expected {REDIS_URL}")
     return url
+
+
+def check_given_url(name: str, url: str) -> None:
+    """As `check_redis_url`, for what a caller gave by this name. Raises InvalidInput."""
+    try:
+        check_redis_url(url)
+    except ValueError:
+        raise InvalidInput.of(name, redacted(url), REDIS_URL) from None
 
 
 def signing_key(secret: str) -> bytes:

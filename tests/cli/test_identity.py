@@ -51,8 +51,10 @@ def test_init_changes_the_number_of_shards_until_a_timer_is_armed(timers: Comman
     assert redis.hget("timers:meta", "shards") == "4"
 
 
-def test_init_names_a_number_that_is_none(timers: CommandLine) -> None:
-    assert "--shards" in timers("init", "--shards", "none").refusal()
+@pytest.mark.parametrize("number", ["none", "0", "1025"])
+def test_init_names_a_number_that_is_none(timers: CommandLine, number: str) -> None:
+    ended = timers("init", "--shards", number)
+    assert (ended.code, ended.out, "--shards" in ended.err) == (2, "", True)
 
 
 def test_a_pod_that_disagrees_about_the_shards_does_not_start(
@@ -80,9 +82,12 @@ async def test_a_running_pod_that_finds_another_number_of_shards_ends_with_one_l
 async def test_a_loss_is_reported_everywhere_until_acknowledged(
     timers: CommandLine, start: Start, server: EmbeddedServer, redis: Redis
 ) -> None:
-    pod = start("serve", **OURS, TIMERS_REDIS_URL=server.url)
+    await asyncio.to_thread(timers, "init", "--shards", "4")
+    pod = start("serve", **OURS, TIMERS_REDIS_URL=server.url, TIMERS_SHARD_SUBSET="0")
     url = await url_of(pod)
     await until_ready(url)
+    # A db in which timers were armed keeps its number of shards.
+    await asyncio.to_thread(timers, "create", "log", "a", "--in", "1h")
     redis.delete("timers:meta")
     async with ClientSession(url) as session:
 
@@ -101,7 +106,8 @@ async def test_a_loss_is_reported_everywhere_until_acknowledged(
         found = await asyncio.to_thread(timers, "doctor", "-o", "json")
         assert ("data", "fail") in {(check["check"], check["level"]) for check in found.json}
         found = await asyncio.to_thread(timers, "doctor", "--acknowledge", "-o", "json")
-        assert ("data", "warn") in {(check["check"], check["level"]) for check in found.json}
+        # It looks at the db as the next one will: at all its shards.
+        assert {("data", "warn"), ("shards", "fail")} <= {(check["check"], check["level"]) for check in found.json}
 
         async def content() -> bool:
             async with session.get("/metrics") as answer:

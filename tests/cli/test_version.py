@@ -1,6 +1,7 @@
 """What is imported when: no command waits for the imports of another, and the help and the version for none."""
 
 import ast
+import inspect
 import json
 import subprocess
 import sys
@@ -95,6 +96,8 @@ def test_every_public_name_is_what_a_type_checker_takes_it_for() -> None:
         for name in (vars(module).keys() & set(timers.__all__) if alias.name == "*" else [alias.name])
     }
     assert typed.keys() == set(timers.__all__) <= set(dir(timers))
+    errors = {name for name, found in vars(timers.errors).items() if inspect.isclass(found)}
+    assert {name for name in errors if issubclass(vars(timers.errors)[name], timers.TimersError)} <= typed.keys()
     assert {name for name, found in typed.items() if getattr(timers, name) is not found} == set()
     with pytest.raises(AttributeError, match="'timers' has no attribute 'TimerCleint'"):
         _ = timers.TimerCleint  # type: ignore[attr-defined]

@@ -130,6 +130,8 @@ async def test_a_cursor_of_any_driver(tmp_path: Path) -> None:
     plain.commit()
     plain.close()
     assert [row[:3] for row in await rows(database)] == [("note", "a", "create"), ("note", "b", "cancel")]
+    with pytest.raises(InvalidInput, match="paramstyle: 'percent' is not accepted; expected qmark or numeric or"):
+        statement("note", "a", delay="1h", paramstyle="percent")  # type: ignore[call-overload]
     await database.close()
 
     url = postgres.new_database()

@@ -102,6 +102,9 @@ def _use_url(context: typer.Context, url: str | None) -> None:
     if url == "":  # the settings take an empty value for none, so another server would be used
         raise typer.BadParameter("it is empty; expected a URL such as redis://127.0.0.1:6379/5")
     if url is not None:
+        from timers.setting_values import check_given_url  # noqa: PLC0415 (the help needs none of this)
+
+        check_given_url("--url", url)
         os.environ[URL_NAME] = url
         os.environ.pop(f"{URL_NAME}_FILE", None)
         context.meta[URL_NAME] = "--url"

@@ -17,7 +17,7 @@ from timers.client.moving import Mover, abort, preview
 from timers.core.durations import FromNow, parse_bound, parse_ms
 from timers.core.fields import check_prefixes
 from timers.errors import ConfigurationError, InvalidInput, Moving, Unavailable
-from timers.setting_values import MAX_SHARDS, redacted, without_account
+from timers.setting_values import MAX_SHARDS, check_given_url, redacted, without_account
 from timers.settings import load_worker_settings
 from timers.store.identity import READS
 from timers.store.servers.connect import connect
@@ -58,7 +58,9 @@ def copy(
         asyncio.run(_abort(from_url))
         return
     if to_url is None:
-        raise InvalidInput.of("TO_URL", "nothing", "the URL of an empty db")
+        raise InvalidInput.of("TO_URL", None, "the URL of an empty db")
+    for name, url in (("FROM_URL", from_url), ("TO_URL", to_url)):
+        check_given_url(name, url)
     asyncio.run(_copy(from_url, to_url, shards, parse_ms(wait, "--wait") / 1000, output, dry_run=dry_run))
 
 

@@ -21,7 +21,7 @@ from timers.doctor.examining import examine, unreachable
 from timers.embedded import reachable_url
 from timers.errors import ConfigurationError, InvalidInput, Unavailable
 from timers.processor import Registry, find
-from timers.setting_values import parts
+from timers.setting_values import MAX_SHARDS, parts
 from timers.settings import SETTING_NAMES, Settings, load_settings, load_worker_settings, setting_origins
 from timers.store.callers import REVOKED, Callers
 from timers.store.filters import Filter
@@ -40,7 +40,9 @@ _EVERY_RIGHT: Final = ",".join(RIGHTS)
 
 @app.command()
 def init(
-    shards: Annotated[str | None, typer.Option(metavar="N", help="Number of shards; default TIMERS_SHARDS.")] = None,
+    shards: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=MAX_SHARDS, help="Number of shards; default TIMERS_SHARDS.")
+    ] = None,
     output: Output = "table",
 ) -> None:
     """Claim an empty db for the service. You can change the number of shards until the first timer is armed."""
@@ -51,7 +53,7 @@ def init(
         return {"epoch": identity.epoch, "shards": identity.shards}
 
     try:
-        show(run(make, TIMERS_SHARDS=shards), output)
+        show(run(make, TIMERS_SHARDS=None if shards is None else str(shards)), output)
     except ConfigurationError as error:
         if shards is None:
             raise

@@ -107,9 +107,10 @@ async def _roster(store: Store) -> Roster:
 
 
 async def _data(store: Store, *, acknowledge: bool) -> Check:
-    if acknowledge and (known := await store.identity.acknowledge()):
-        return Check("data", "warn", f"acknowledged: {'; '.join(map(str, known))}")
+    known = await store.identity.acknowledge() if acknowledge else ()
     await store.identity.refresh()
+    if known:
+        return Check("data", "warn", f"acknowledged: {'; '.join(map(str, known))}")
     losses, foreign = [str(loss) for loss in store.identity.losses.values()], store.identity.foreign
     means = "timers armed earlier are gone, or are in an earlier state"
     repair = "restore them or arm them anew, then `timers doctor --acknowledge`"

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from timers.core.calls import After, At, ByCron, ByLadder, ChangeFields, Delay, Time
 from timers.core.spec import Plain, Requested, check_request
+from timers.errors import InvalidInput
 from timers.ids import new_id
 from timers.ledger.schema import inbox
 
@@ -116,6 +117,8 @@ def statement(
 ) -> Statement:
     """The statement that asks for a timer, or for another action, and its parameters, for a cursor of any DB-API driver
     (`cursor.execute(*statement(…))`). Raises InvalidInput."""
+    if paramstyle not in _TEXTS:
+        raise InvalidInput.of("paramstyle", paramstyle, " or ".join(_TEXTS))
     row = _row(action, prefix, id, fields)
     return _TEXTS[paramstyle], row if paramstyle in _NAMED else tuple(row.values())
 
