@@ -61,7 +61,7 @@ def test_any_prefix_that_can_be_a_module_gives_a_project(bare: CommandLine, pref
     assert list(points) == [prefix]
 
 
-@pytest.mark.parametrize("name", ["Upper", "2fast", "json", "class", "timers-mine", "../up", "ends-"])
+@pytest.mark.parametrize("name", ["Upper", "2fast", "json", "pytest", "class", "timers-mine", "../up", "ends-"])
 def test_a_name_that_cannot_be_both_prefix_and_module_is_refused(bare: CommandLine, name: str) -> None:
     assert repr(name) in bare("new-processor", name).refusal(2)
     assert not list(Path().iterdir())

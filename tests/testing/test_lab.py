@@ -119,6 +119,13 @@ async def test_a_processor_arms_and_cancels_others(timer_lab: TimerLab) -> None:
     ]
 
 
+def test_what_is_no_processor_is_named(timer_lab: TimerLab) -> None:
+    def remind(timer: Timer, context: BlockingContext) -> None: ...
+
+    with pytest.raises(TypeError, match=r"remind.* is neither a processor \(is @processor missing\?\)"):
+        timer_lab.add(remind)  # type: ignore[arg-type]
+
+
 async def test_a_test_of_a_plain_function_never_ended() -> None:
     """The function's thread waited for more work, and at its end Python waits for all threads."""
     before = set(threading.enumerate())

@@ -214,7 +214,7 @@ def _module(name: str) -> str:
     """The module's name. Raises InvalidInput for a name that cannot serve as a prefix, a package and a module."""
     check_prefix(name)
     module = re.sub(r"[-.]", "_", name)
-    taken = keyword.iskeyword(module) or module in sys.stdlib_module_names or module.split("_")[0] == "timers"
+    taken = keyword.iskeyword(module) or module.split("_")[0] == "timers" or find_spec(module) is not None
     if taken or not re.fullmatch(r"[a-z]\w*[a-z0-9]", module):
         rule = "a prefix that can also name a module: it starts with a letter, does not end in '_', and is not taken"
         raise InvalidInput.of("NAME", name, rule)

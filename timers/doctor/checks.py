@@ -199,7 +199,7 @@ def _memory(info: Facts) -> Check:
     limit, used = int(info.get("maxmemory", 0)), memory_used(info)
     said = f"{used / 2**20:.0f} MiB used of {limit / 2**20:.0f}" if limit else f"{used / 2**20:.0f} MiB used, no limit"
     repair = (
-        f"if the machine has room: {setting(info, 'maxmemory', limit * 2)}; "
+        f"if the machine has room: {setting(info, 'maxmemory', 2 * max(limit, used))}; "
         "else shorten TIMERS_RETENTION, or `timers purge --status completed --yes`"
     )
     return judged(
