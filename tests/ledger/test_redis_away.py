@@ -133,6 +133,8 @@ async def test_what_is_replaced_meanwhile_is_replaced_later(
         "note", "before", payload=3, tags=["new"], retry={"backoff": ["2h", "4h"]}, if_exists="replace"
     )
     assert (made.armed, made.durability, made.created_ms) == (False, "ledger", before.created_ms)
+    assert made.version in (before.version + 1, twice_replaced)
+    assert made.updated_ms == made.history[0].at_ms >= before.created_ms
     await client.create("note", "meanwhile", delay="24h", payload=4)
     await client.create("note", "meanwhile", delay="48h", payload=5, if_exists="replace")
     with pytest.raises(Unavailable):  # it may have ended by now, and then again not

@@ -218,17 +218,32 @@ def _is_made(arming: Arming, reply: Reply) -> bool:
 def _unarmed(arming: Arming, row: Row | None, *, is_new: bool) -> Reply | None:
     """The reply to an arming while Redis is away, given its timer's row in the ledger. None if only Redis knows it:
     whether a timer that runs has ended."""
-    timer = _timer(arming)._replace(armed=False)
     if is_new:
-        return Reply("created", timer)
+        return Reply("created", _timer(arming)._replace(armed=False))
     if row is None or (arming.if_exists == "replace" and row.status == Status.RUNNING):
         return None
     there = codec.readable(row.prefix, row.id, record_of(row))
     if arming.if_exists == "replace":
         if there is None:  # a later version wrote it
             return None
-        return Reply("replaced", timer._replace(created_ms=there.created_ms, version=there.version + 1))
+        return Reply("replaced", _renewed(there, arming))
     return Reply("kept" if arming.if_exists == "keep" else "exists", there)
+
+
+def _renewed(timer: Timer, arming: Arming) -> Timer:
+    """The timer as `arm` will make it anew. Its history does not have that yet."""
+    return timer._replace(
+        status=Status.SCHEDULED,
+        due_ms=int(arming.due[1:]),
+        version=timer.version + 1,
+        attempt=0,
+        failures=0,
+        occurrence=timer.occurrence + (timer.attempt != 0),
+        spec=arming.spec,
+        progress=arming.progress,
+        armed=False,
+        durability=LEDGER,
+    )
 
 
 def _fields(arming: Arming) -> dict[str, Any]:
