@@ -10,7 +10,7 @@ from timers.ledger.database import Database
 from timers.ledger.rows import Row
 from timers.ledger.schema import PURGED, timers
 from timers.store import keys
-from timers.store.following import LEDGER, server_of
+from timers.store.following import LEDGER, server_of, stages
 from timers.store.store import Store
 
 
@@ -50,3 +50,12 @@ async def agreed(database: Database, store: Store) -> dict[str, Row]:
 
     await eventually(same, "the ledger has what Redis has")
     return await in_redis(store)
+
+
+async def whole(store: Store) -> None:
+    """Wait until the first shard and the ledger agree, on the server that runs."""
+
+    async def is_whole() -> bool:
+        return (await stages(store, [0]))[0].is_whole
+
+    await eventually(is_whole, "the shard and the ledger agree")

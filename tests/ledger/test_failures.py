@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from tests import postgres
 from tests.engine.fleet import Calls, Fleet, notes
 from tests.engine.own import OwnServer
-from tests.ledger.copies import agreed, in_ledger
+from tests.ledger.copies import agreed, in_ledger, whole
 from tests.waiting import eventually
 from timers.client import TimerClient, client_over, open_store
 from timers.client.fleet import Declared
@@ -19,7 +19,6 @@ from timers.core.model import Status, Timer
 from timers.errors import LedgerUnavailable, NotFound, Unavailable
 from timers.ledger.database import Database
 from timers.processor import Context
-from timers.store.following import stages
 from timers.store.servers.connect import connect
 
 LATER = "24h"
@@ -37,13 +36,6 @@ async def rename(database: Database, *, away: bool) -> None:
     names = "timers_timers RENAME TO away" if away else "away RENAME TO timers_timers"
     async with database.transaction() as connection:
         await connection.execute(text(f"ALTER TABLE {names}"))
-
-
-async def whole(fleet: Fleet) -> None:
-    async def so() -> bool:
-        return (await stages(fleet.store, [0]))[0].is_whole
-
-    await eventually(so, "the ledger follows")
 
 
 async def test_the_database_fails_and_the_create_is_refused(
@@ -66,7 +58,7 @@ async def test_redis_fails_after_the_database_and_the_timer_is_armed_later(
     fleet = await Fleet.over(own.url)
     calls = Calls()
     await fleet.pod(calls, ledger=database)
-    await whole(fleet)
+    await whole(fleet.store)
     await client.counts()
     own.down()
     client._declared = Declared(fleet.store, fresh_seconds=0)
@@ -87,7 +79,7 @@ async def test_redis_goes_away_in_a_run_whose_end_is_written_when_it_is_back(
 
     calls = Calls(act=act)
     await fleet.pod(calls, ledger=database)
-    await whole(fleet)
+    await whole(fleet.store)
     await fleet.client.create("note", "a", delay="0s")
 
     async def ended() -> bool:
@@ -121,7 +113,7 @@ async def test_an_end_that_is_not_written_runs_again_under_the_same_idempotency_
 ) -> None:
     first, second = Calls(), Calls()
     pod = await fleet.pod(first, ledger=database)
-    await whole(fleet)
+    await whole(fleet.store)
     await pod.worker.supervisors[2].stop()  # what writes ends
     await fleet.client.create("note", "a", delay="0s")
 
@@ -236,7 +228,7 @@ async def test_a_loss_in_a_change_is_told_rather_than_answered(
             monkeypatch.undo()
             await fleet.redis.flushall()
             await fleet.pod(Calls(), name="b", ledger=database)
-            await whole(fleet)
+            await whole(fleet.store)
         return await do(database, work, **options)
 
     monkeypatch.setattr(Database, "do", late)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.engine.own import OwnServer
-from tests.ledger.copies import agreed, in_ledger, say
+from tests.ledger.copies import agreed, in_ledger, say, whole
 from tests.rights import as_user, grant
 from tests.waiting import eventually
 from timers.client import TimerClient, client_over, open_store
@@ -26,7 +26,7 @@ from timers.errors import AlreadyExists, Unavailable
 from timers.ledger import holding
 from timers.ledger.database import Database
 from timers.store.callers import Quotas
-from timers.store.following import COPY, LEDGER, WHOLE, advance, founded, notes, stages
+from timers.store.following import COPY, LEDGER, WHOLE, advance, founded, notes
 from timers.store.servers.connect import connect
 from timers.store.store import Store
 
@@ -119,15 +119,6 @@ def look_from(monkeypatch: pytest.MonkeyPatch, looks: asyncio.Event) -> None:
     monkeypatch.setattr(Following, "_follow", late)
 
 
-async def whole(fleet: Fleet) -> None:
-    """Wait until the shard agrees with the ledger."""
-
-    async def is_whole() -> bool:
-        return (await stages(fleet.store, [0]))[0].is_whole
-
-    await eventually(is_whole, "a pod has checked the shard")
-
-
 async def test_what_a_slow_pod_has_read_of_lost_data_is_not_kept(
     copied: Copied, fleet: Fleet, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +136,7 @@ async def test_what_a_slow_pod_has_read_of_lost_data_is_not_kept(
     await gate.reached.wait()
     await copied.go_back(client)
     await fleet.pod(Calls(), name="b", ledger=database)
-    await whole(fleet)
+    await whole(fleet.store)
     assert (await client.cancel("note", "x")).status == "cancelled"
     gate.opened.set()
     await gate.passed.wait()
@@ -177,7 +168,7 @@ async def test_an_older_copy_starts_nothing_that_was_cancelled_whatever_it_was_a
     await fleet.pod(calls, name="b", ledger=database)
     rows = await agreed(database, fleet.store)
     assert {row.id: row.status for row in rows.values()} == {"x": "cancelled", "other": "scheduled"}
-    await whole(fleet)
+    await whole(fleet.store)
     assert calls.ids == []
 
 
@@ -186,7 +177,7 @@ async def test_a_run_that_has_ended_is_not_rescued_in_an_older_copy(
 ) -> None:
     held, calls = Held(), Calls()
     pod = await fleet.pod(held, ledger=database, lease_ms=1_000)
-    await whole(fleet)
+    await whole(fleet.store)
     await client.create("note", "x", delay="0s")
     await until(lambda: len(held) == 1, "it runs")
     copied.copy()
@@ -205,7 +196,7 @@ async def test_a_run_that_has_ended_is_not_rescued_in_an_older_copy(
     await eventually(expired, "the lease has expired in the copy")
     await fleet.pod(calls, name="b", ledger=database)
     assert (await agreed(database, fleet.store))["note:x"].status == "completed"
-    await whole(fleet)
+    await whole(fleet.store)
     assert calls.ids == []
 
 
@@ -285,7 +276,7 @@ async def test_a_name_that_is_free_again_is_free_although_an_older_copy_has_it(
     pod = await fleet.pod(Calls(), ledger=database)
     before = await client.create("note", "x", delay="24h", payload="old")
     await agreed(database, fleet.store)
-    await whole(fleet)
+    await whole(fleet.store)
     await fleet.kill(pod)
     copied.copy()
     await client.cancel("note", "x", purge=True)

@@ -9,7 +9,7 @@ from tests.api.harness import running_api
 from tests.api.keyed import new_key
 from tests.engine.fleet import Calls, Fleet, Held
 from tests.engine.own import OwnServer
-from tests.ledger.copies import agreed, in_ledger
+from tests.ledger.copies import agreed, in_ledger, whole
 from tests.waiting import eventually
 from timers.client import Armed, TimerClient, client_over, open_store
 from timers.client.fleet import Declared
@@ -35,7 +35,7 @@ async def test_creates_are_accepted_and_armed_later(own: OwnServer, client: Time
     calls = Calls()
     await fleet.pod(calls, ledger=database)
     await client.create("note", "before", delay="24h", payload=1)
-    await agreed(database, fleet.store)
+    await whole(fleet.store)
     own.down()
     client._declared = Declared(fleet.store, fresh_seconds=0)
     made = await client.create("note", "soon", delay="0s", payload=2)
@@ -59,6 +59,7 @@ async def test_creates_are_accepted_and_armed_later(own: OwnServer, client: Time
     assert set(rows) == {"note:before", "note:soon", "note:b0", "note:b1", "note:b2"}
     assert rows["note:soon"].status == "completed"
     assert rows["note:soon"].created == made.created_ms
+    assert {rows[name].version for name in ("note:before", "note:b0", "note:b1", "note:b2")} == {1}
     await fleet.close()
 
 

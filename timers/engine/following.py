@@ -162,11 +162,11 @@ class Following:
                 for shard in by_shard.keys() - set(led):
                     by_shard.pop(shard)
             self._unlike &= set(led)
+            await self._arm_pending(led)  # first, or they would look like timers that were lost
             agreed = [shard for shard in led if await self._follow(shard)]
             if time.monotonic() >= help_at:
                 help_at = time.monotonic() + HELP_SECONDS
                 await self._help([shard for shard in self._pod.shards if shard not in led])
-            await self._arm_pending(led)
             await self._keep_facts()
             if led and time.monotonic() >= clean_at:
                 clean_at = time.monotonic() + CLEAN_SECONDS
@@ -199,9 +199,11 @@ class Following:
     async def _arm_pending(self, led: Sequence[int]) -> None:
         """Arm timers that callers armed while Redis was away."""
         for shard in sorted({row.shard for row in await rows.pending(self._database, led)} if led else ()):
-            life, codes = (await founded(self._store, shard)).life, set[str]()
+            stage, codes = await founded(self._store, shard), set[str]()
+            if stage.is_new:
+                continue  # it lacks more than timers, such as pauses, and gets these with the rest
             while codes <= _THERE and (page := await rows.pending(self._database, [shard])):
-                became = await restore(self._store, restored(page), life=life)
+                became = await restore(self._store, restored(page), life=stage.life)
                 there = [row for row, code in zip(page, became, strict=True) if code in _THERE]
                 await self._database.do(partial(rows.armed, made=there))
                 codes |= {*became}
