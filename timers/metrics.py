@@ -99,6 +99,14 @@ Figures = Mapping[str, Mapping[Labels, float]]
 _UNKNOWN: Final = ("timers_overdue_seconds", "timers_outbox_entries", "timers_outbox_seconds")
 """Gauges without labels that only Redis knows."""
 
+_OF_WORKER: Final = (
+    "timers_running",
+    "timers_abandoned",
+    "timers_claim_wait_seconds",
+    "timers_newer_format",
+    "timers_notifications_ok",
+    "timers_notification_lag_seconds",
+)
 _OF_LEDGER: Final = (
     "timers_ledger_up",
     "timers_ledger_waiting",
@@ -106,7 +114,9 @@ _OF_LEDGER: Final = (
     "timers_ledger_share",
     "timers_inbox_refused",
 )
-"""Gauges that are absent without a ledger."""
+"""Gauges that are absent on a pod without a worker, or without a ledger."""
+
+_ABSENT: Final = frozenset((*_OF_WORKER, *_OF_LEDGER))
 
 
 class _Buckets:
@@ -165,7 +175,7 @@ class Metrics(Observer, Collector):
         yield calls
         for name, (said, *labels) in GAUGES.items():
             gauge = GaugeMetricFamily(name, said, labels=labels)
-            for key, value in self._read.get(name, {} if labels or name in _OF_LEDGER else {(): 0.0}).items():
+            for key, value in self._read.get(name, {} if labels or name in _ABSENT else {(): 0.0}).items():
                 gauge.add_metric(key, float(value))
             yield gauge
 

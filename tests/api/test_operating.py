@@ -158,6 +158,13 @@ async def test_metrics_count_what_a_pod_does(server: EmbeddedServer, redis: Redi
     assert samples["timers_notifications_ok"] in (0, 1)
 
 
+async def test_a_pod_without_a_worker_has_no_metrics_of_one(api: Api) -> None:
+    """They looked like a worker that hears nothing."""
+    text = await api.text("/metrics")
+    assert "timers_ready 1.0" in text
+    assert re.findall(r"^timers_(?:running|abandoned|claim_wait|newer|notification)\w* .*$", text, re.MULTILINE) == []
+
+
 async def test_metrics_tell_how_long_the_oldest_due_timer_has_waited(api: Api) -> None:
     await api.create(delay="1h")
     assert "timers_overdue_seconds 0.0" in await api.text("/metrics")

@@ -216,7 +216,7 @@ def test_the_network_policies_open_redis_and_what_a_worker_calls(overlay: str) -
     assert called == [443, 25, 465, 587, 4318]  # webhooks and gateways, mail, traces
 
 
-def test_the_monitor_finds_its_service_and_makes_the_jobs_that_the_alerts_know() -> None:
+def test_the_monitor_finds_its_service_and_makes_a_job_of_each_role() -> None:
     (monitor,) = of_kind("prod", "ServiceMonitor").values()
     service = of_kind("prod", "Service")["timers-metrics"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
