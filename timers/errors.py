@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, Final, NamedTuple, TypeVar
 
 One = TypeVar("One")
 Other = TypeVar("Other")
@@ -40,6 +40,10 @@ class TimersError(Exception):
             cls.problem = ProblemType(status or cls.problem.status, slug, title, when, detail)
 
 
+NOTHING: Final = "nothing"
+"""How a value is shown that was not given, or was null."""
+
+
 @dataclass(frozen=True, slots=True)
 class FieldError:
     """One bad field: its dotted path (empty for the whole input), what was given (shortened), and what would be
@@ -51,7 +55,8 @@ class FieldError:
 
     def __str__(self) -> str:
         named = f"{self.field}: " if self.field else ""
-        return f"{named}{self.value} is not accepted; expected {self.accepted}"
+        said = "nothing was given" if self.value == NOTHING else f"{self.value} is not accepted"
+        return f"{named}{said}; expected {self.accepted}"
 
 
 _SHOWN_CHARACTERS = 80
@@ -61,7 +66,7 @@ def shown(value: object) -> str:
     """The value as it may appear in an error, whether it came as JSON, from Python or from a command line: its repr,
     shortened so that a huge input cannot flood a log."""
     if value is None or isinstance(value, bool):
-        return "nothing" if value is None else str(value).lower()
+        return NOTHING if value is None else str(value).lower()
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer with more digits than Python prints, or endless nesting

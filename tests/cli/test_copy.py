@@ -185,7 +185,7 @@ def test_an_unfinished_move_is_given_back(timers: CommandLine, server: EmbeddedS
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("redis://127.0.0.1:1",), r"TO_URL: nothing is not accepted; expected the URL of an empty db"),
+        (("redis://127.0.0.1:1",), r"TO_URL: nothing was given; expected the URL of an empty db"),
         (("redis://127.0.0.1:1", "redis://127.0.0.1:1", "--abort"), r"--abort: .* expected FROM_URL alone"),
         (("redis://127.0.0.1:1", "redis://127.0.0.1:1", "--wait", "x"), r"--wait: 'x' is not accepted"),
         (("redis://127.0.0.1:1", "redis://127.0.0.1:2", "--shards", "1025"), r"--shards.*1024"),

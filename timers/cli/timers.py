@@ -171,6 +171,8 @@ def create(
     output: Output = "table",
 ) -> None:
     """Arm a timer, or many with --batch. Exit with 1 if any was refused."""
+    if prefix is None and batch is None:
+        raise InvalidInput.of("PREFIX", None, "a prefix, or --batch FILE")
     rest = {
         "missed": _json_or(missed, "missed", str),
         "timeout": timeout,
@@ -181,8 +183,6 @@ def create(
     if after is not None or at is not None or not (batch or "repeat" in given or "retry" in given):
         given |= due_of(after, at)
     if batch is None:
-        if prefix is None:
-            raise InvalidInput.of("prefix", None, "PREFIX, or --batch FILE")
         new = NewTimer.parse(given)
         show(run(lambda client, _: client.arm(new)).timer.to_json(), output)
     elif given:

@@ -12,7 +12,7 @@ from pydantic_core import from_json, to_json
 from timers.core import shapes
 from timers.core.durations import Duration, parse_ms, parse_time
 from timers.core.shapes import ID_PATTERN, PREFIX_PATTERN, RESERVED_PREFIX
-from timers.errors import FieldError, InvalidInput, shown
+from timers.errors import NOTHING, FieldError, InvalidInput, shown
 
 
 class StrictModel(BaseModel):
@@ -65,7 +65,7 @@ def invalid_input(error: ValidationError) -> InvalidInput:
         if isinstance(cause, InvalidInput):
             found += cause.under(path).errors if path else cause.errors
         elif item["type"] == "missing":
-            found.append(FieldError(path, "nothing", "a value, because the field is required"))
+            found.append(FieldError(path, NOTHING, "a value, because the field is required"))
         else:
             accepted = _ACCEPTED.get(item["type"], item["msg"].removeprefix("Input should be "))
             found.append(FieldError(path, shown(item["input"]), accepted))
