@@ -153,6 +153,4 @@ def test_a_bad_setting_of_messages_is_named_without_its_secrets(name: str, value
 
 
 def test_mail_needs_a_sender_address() -> None:
-    assert refusal(SMTP_URL="smtp://u:hidden@h").startswith(
-        "TIMERS_MAIL_FROM: nothing was given; expected an address"
-    )
+    assert refusal(SMTP_URL="smtp://u:hidden@h").startswith("TIMERS_MAIL_FROM: nothing was given; expected an address")
