@@ -38,7 +38,7 @@ def test_bench_gives_its_figures_as_json(start: Start, server: EmbeddedServer, r
     redis.ping()
     measured = start("bench", *FEW, "-o", "json", TIMERS_REDIS_URL=server.url).end().json
     rows = {result["benchmark"]: result["rows"] for result in measured["results"]}
-    assert [row["way"] for row in rows["arming"]] == ["batches of 1,000", "one by one"]
+    assert [row["way"] for row in rows["arming"]] == ["batches of 10", "one by one"]
     for name in ("lateness", "burst"):
         (row,) = rows[name]
         assert (row["timers"], row["never"], row["twice"]) == (10, 0, 0)

@@ -116,7 +116,11 @@ BROKEN: Final[Mapping[str, tuple[tuple[str, ...], Break | None, Findings]]] = {
     ),
     "foreign keys": ((), foreign_keys, {"foreign": ("warn", "'session/abc'")}),
     "lost data": ((), lose, {"data": ("fail", "shard 0 lost everything written")}),
-    "another's meta": ((), overwrite_meta, {"data": ("fail", "WRONGTYPE")}),
+    "another's meta": (
+        (),
+        overwrite_meta,
+        {"data": ("fail", "timers:meta is not a hash: another program has written it")},
+    ),
     "a lost index": ((), lose_an_index, {"indexes": ("fail", "do not match")}),
     "every index and count lost": ((), lose_every_index, {"indexes": ("fail", "uncounted records: 1")}),
     "an unreadable record": ((), spoil_a_record, {"quarantine": ("warn", "'note:one' (no record)")}),

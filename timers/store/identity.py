@@ -355,7 +355,9 @@ class DbIdentity:
         try:
             reply = await scripts.run(self._redis, script, keys.META, [act, *arguments], self._wake)
         except (ResponseError, RedisRights) as error:
-            raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
+            overwritten = f"{keys.META} is not a hash: another program has written it"
+            why = overwritten if str(error).startswith("WRONGTYPE") else error
+            raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {why}") from error
         self._clock.observe(int(reply[0]), sent, time.monotonic())
         return _meta(reply[1])
 
