@@ -193,7 +193,8 @@ async def _serve(
         api = None
         if "api" in settings.roles:
             api = await _api(settings, application(routes, auth, Guard().check), ends)
-            asyncio.get_running_loop().run_in_executor(None, prepare)
+            preparing = asyncio.get_running_loop().run_in_executor(None, prepare)
+            ends.push_async_callback(asyncio.wait, [preparing])  # or its thread might look like one that hangs
             # Ends before the API, which waits for its answers: event streams do not end by themselves.
             ends.push_async_callback(client.end_events)
         if worker is not None:

@@ -1,6 +1,7 @@
 """`timers new-processor`: the package that it writes passes its tests, builds, and is found once installed."""
 
 import os
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -51,6 +52,7 @@ def test_its_wheel_brings_a_processor_that_pods_find(bare: CommandLine) -> None:
         "function": "invoice_reminder:invoice_reminder",
         "from": f"entry point of {NAME} 0.1.0",
     }
+    del sys.modules["invoice_reminder"]  # it would be taken in the next test
 
 
 @pytest.mark.parametrize("prefix", ["a.b-c_d2", "x2", "log-mine"])

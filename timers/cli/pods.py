@@ -194,9 +194,11 @@ def new_processor(
     name: Annotated[str, typer.Argument(help="The prefix that the processor serves, and the new folder's name.")],
 ) -> None:
     """Write a starter plugin package: a processor, its entry point, a test and a README."""
-    module, folder = _module(name), Path(name)
+    check_prefix(name)
+    folder = Path(name)
     if folder.exists():
         raise Refused(f"{folder} already exists; give another name, or remove it")
+    module = _module(name)
     values = {"name": name, "prefix": name, "module": module, "function": module}
     for path, template in _FILES.items():
         file = folder / path.format(module=module)
@@ -211,8 +213,7 @@ def _read(template: str) -> str:
 
 
 def _module(name: str) -> str:
-    """The module's name. Raises InvalidInput for a name that cannot serve as a prefix, a package and a module."""
-    check_prefix(name)
+    """The module's name. Raises InvalidInput for a prefix that cannot name a package and a module."""
     module = re.sub(r"[-.]", "_", name)
     taken = keyword.iskeyword(module) or module.split("_")[0] == "timers" or find_spec(module) is not None
     if taken or not re.fullmatch(r"[a-z]\w*[a-z0-9]", module):

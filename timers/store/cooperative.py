@@ -67,8 +67,10 @@ class CachedRead(Generic[T]):
     async def known(self) -> T:
         """As `get`; while Redis is not available, or does not answer within PATIENCE_SECONDS, the value as it was last
         read. Raises Unavailable if it never was."""
-        if self.last is None or time.monotonic() - self._read_at <= self._seconds:
+        if self.last is None:
             return await self.get()
+        if time.monotonic() - self._read_at <= self._seconds:
+            return self.last
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 return await self.get()
