@@ -42,9 +42,9 @@ RESTART_S: Final = Figure(8.6, "s a million", "capacity", "restart s/million")
 _AT_RATE: Final = "scale --per-s 3000 --pods 2,4"
 """At a rate at which claims come in batches; at lower ones a timer costs more, and no limit is near."""
 
-SERVER_US: Final = Figure(130, "µs of a server's core to run one, with two pods", _AT_RATE, "server µs/timer")
-HEARD_US: Final = Figure(11, "µs more for each further pod", _AT_RATE, "server µs/timer")
-POD_US: Final = Figure(238, "µs of a pod's core to run one, with four pods", _AT_RATE, "pods µs/timer")
+SERVER_US: Final = Figure(132, "µs of a server's core to run one, with two pods", _AT_RATE, "server µs/timer")
+HEARD_US: Final = Figure(22, "µs more for each further pod", _AT_RATE, "server µs/timer")
+POD_US: Final = Figure(341, "µs of a pod's core to run one, with four pods", _AT_RATE, "pods µs/timer")
 CONNECTIONS: Final = Figure(8, "connections a pod, to each server", _AT_RATE, "connections/pod")
 
 FIGURES: Final = (BYTES, PAYLOAD_BYTES, ARM_US, FORK_MS, RESTART_S, SERVER_US, HEARD_US, POD_US, CONNECTIONS)
