@@ -116,7 +116,7 @@ def test_doctor_finds_a_server_of_ours_healthy(timers: CommandLine) -> None:
     assert shown.code == 0
     assert [name for name, level in levels(shown.json).items() if level != "ok"] == ["shards"]
     (shards,) = [check for check in shown.json if check["check"] == "shards"]
-    assert (shards["said"], shards["mend"]) == ("no worker is alive, so nothing runs", "start one: `timers serve`")
+    assert (shards["said"], shards["repair"]) == ("no worker is alive, so nothing runs", "start one: `timers serve`")
 
 
 def test_doctor_shows_what_a_finding_means_and_what_repairs_it(timers: CommandLine) -> None:

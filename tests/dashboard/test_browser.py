@@ -218,7 +218,7 @@ async def test_an_action_continues_slice_by_slice_without_a_click(api: Api, watc
     await api.client.batch([{"prefix": "test", "id": f"t{i}", "delay": "1h"} for i in range(35)])
     page = watched.page
     await page.goto(f"{api.server.url}/ui/timers?prefix=test")
-    await page.click("text=Do something to all")
+    await page.click("text=Act on all matching")
     await page.select_option("#all-action", "reschedule")
     await page.fill("#all-when", "2035-01-01T00:00:00Z")
     await page.click("text=Count them first")

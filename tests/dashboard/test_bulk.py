@@ -116,7 +116,7 @@ async def test_a_timer_that_refuses_stops_no_action(visitor: Visitor) -> None:
     ended, _ = await through(
         visitor, await visitor.get("/ui/bulk?action=reschedule&prefix=test&when=2035-01-01T00:00:00Z")
     )
-    assert "<strong>1 done</strong> of 2, 1 not" in ended.text
+    assert "<strong>1 done</strong> of 2, 1 refused" in ended.text
     assert "repeat.until: &#39;2030-01-01T00:00:00Z&#39; is not accepted" in ended.text
     assert (await client.get("test", "b")).due_at.year == 2035
 

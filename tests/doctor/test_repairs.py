@@ -153,7 +153,7 @@ async def test_a_server_that_does_not_answer_is_a_finding_too(
         assert (shown.code, shown.err) == (1, "")
         assert (check["check"], check["level"], check["means"]) == ("server", "fail", "nothing is armed or run")
         assert said in check["said"]
-        assert repair in check["mend"]
+        assert repair in check["repair"]
 
 
 @NEEDS_CLIENT

@@ -1,4 +1,4 @@
-"""What comes to differ between the ledger and Redis without a word is found and mended, and the newer side wins."""
+"""What comes to differ between the ledger and Redis without a word is found and repaired, and the newer side wins."""
 
 from typing import Any
 
@@ -30,14 +30,14 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(comparing, name, 0)
 
 
-async def mended(database: Database, redis: int, ledger: int) -> None:
-    """Wait until so many timers were mended, over all shards."""
+async def repaired(database: Database, redis: int, ledger: int) -> None:
+    """Wait until so many timers were repaired, over all shards."""
 
     async def so() -> bool:
         found = [each.drift for each in (await drift.compared(database)).values()]
         return (sum(each.redis for each in found), sum(each.ledger for each in found)) == (redis, ledger)
 
-    await eventually(so, f"{redis} timers are mended in Redis and {ledger} in the ledger")
+    await eventually(so, f"{redis} timers are repaired in Redis and {ledger} in the ledger")
 
 
 async def settled(fleet: Fleet, database: Database) -> dict[str, Row]:
@@ -79,7 +79,7 @@ async def compared(fleet: Fleet, database: Database) -> drift.Drift:
     """Compare the first shard now, with both looks."""
     found = drift.Drift()
     async for suspects in drift.first_looks(fleet.store, database, 0):
-        found = found.plus(await drift.mend(fleet.store, database, 0, suspects))
+        found = found.plus(await drift.repair(fleet.store, database, 0, suspects))
     return found
 
 
@@ -97,7 +97,7 @@ async def test_a_bucket_that_is_deleted_on_a_living_server_comes_back(fleet: Fle
     buckets = (await names(fleet, "rec:*"))[:2]
     gone = sum([await fleet.redis.hlen(name) for name in buckets])
     await fleet.redis.delete(*buckets)
-    await mended(database, gone, 0)
+    await repaired(database, gone, 0)
     after = await agreed(database, fleet.store)
     assert set(after) == set(before)
     assert pod.seen.drift == {"redis": gone}
@@ -199,7 +199,7 @@ async def test_a_difference_that_is_gone_at_the_second_look_is_left_alone(fleet:
     suspects = {i: pair async for found in drift.first_looks(fleet.store, database, 0) for i, pair in found.items()}
     assert set(suspects) == {("note", "b")}
     await write(new._replace(version=8))
-    assert await drift.mend(fleet.store, database, 0, suspects) == (0, 0)
+    assert await drift.repair(fleet.store, database, 0, suspects) == (0, 0)
     assert set(await in_redis(fleet.store)) == {"note:a"}
 
 

@@ -1,5 +1,5 @@
 """Owns finding timers that the ledger and Redis have differently although nothing says that one of them was lost, such
-as a bucket that somebody deleted, and mending that: the newer side wins.
+as a bucket that somebody deleted, and repairing that: the newer side wins.
 
 A timer counts only if two looks, some seconds apart, find the same difference, and no change of it is on its way to the
 ledger. A timer that one side lacks is given to it; none is removed because the other lacks it.
@@ -64,7 +64,7 @@ async def first_looks(store: Store, database: Database, shard: int) -> AsyncIter
             yield await _newer(database, shard, found)
 
 
-async def mend(store: Store, database: Database, shard: int, suspects: Suspects) -> Drift:
+async def repair(store: Store, database: Database, shard: int, suspects: Suspects) -> Drift:
     """Look again, and give each side what only the other has, or has newer."""
     life = (await founded(store, shard)).life
     found = await in_sql.ages(database, suspects.keys())

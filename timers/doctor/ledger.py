@@ -75,7 +75,5 @@ async def _refused(database: Database) -> Trouble:
     newest = await database.do(lambda c: inbox.last_refused(c, REFUSED_SHOWN), writes=False)
     shown = "; ".join(f"{prefix}:{timer_id} ({problem})" for prefix, timer_id, problem in newest)
     said = f"{number} rows of the inbox were refused, such as {shown}"
-    repair = (
-        "repair them and insert them again into timers_inbox, or do without, then delete them from timers_inbox_refused"
-    )
+    repair = "insert those you still need into timers_inbox again, corrected; then delete all from timers_inbox_refused"
     return bool(number), "warn", said, "what they ask for was not done", repair

@@ -1,5 +1,5 @@
 """Owns the standing comparison of the ledger with Redis, for the shards that this pod leads: what differs is found and
-mended, however it came to differ.
+repaired, however it came to differ.
 
 Each minute counts are compared, which takes milliseconds. All timers are compared once an hour, in small steps; at once
 and faster if the counts differ.
@@ -10,7 +10,7 @@ import time
 from collections import deque
 from typing import Final
 
-from timers.client.drift import Drift, Suspects, first_looks, is_apart, mend, tell
+from timers.client.drift import Drift, Suspects, first_looks, is_apart, repair, tell
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.ledger.database import Database
@@ -94,7 +94,7 @@ class Comparing:
         return min(self._urgent or waiting, key=lambda shard: self._passed.get(shard, late), default=None)
 
     async def _compare(self, shard: int) -> Drift:
-        """Compare all timers of a shard and mend what differs. Returns what was mended."""
+        """Compare all timers of a shard and repair what differs. Returns what was repaired."""
         waiting, drift = deque[tuple[float, Suspects]](), Drift()
         try:
             began = time.monotonic()
@@ -121,7 +121,7 @@ class Comparing:
 
     async def _look_again(self, shard: int, at: float, suspects: Suspects) -> Drift:
         await asyncio.sleep(at - time.monotonic())
-        drift = await mend(self._store, self._database, shard, suspects)
+        drift = await repair(self._store, self._database, shard, suspects)
         for side, number in drift._asdict().items():
             if number:
                 self._pod.observer.count("ledger_drift", side, by=number)

@@ -77,7 +77,7 @@ function acts.raise(format, version)
 end
 
 -- Put the number of shards back with which the epoch was made, and keep what stood there.
-function acts.mend()
+function acts.repair()
   local shards = founded()
   if not shards or shards == meta.shards then return end
   set('shards', shards, 'foreign', now_text .. ' ' .. string.sub(meta.shards or '', 1, 40))
