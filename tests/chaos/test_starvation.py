@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 from asyncio.subprocess import Process
 from pathlib import Path
@@ -46,3 +47,32 @@ async def test_processes_that_share_a_core_are_found_starved_and_an_idle_one_is_
     assert {fault.pod for fault in faults} <= set(pids)
     assert all(" waited for a core" in fault.proof for fault in faults)
     assert not any(f"thread {pids[fault.pod]} " in fault.proof for fault in faults)  # they spin in another thread
+
+
+async def test_what_a_process_waited_before_it_was_first_seen_counts(tmp_path: Path) -> None:
+    witness = Witness(tmp_path, "driver")
+    busy = [await spinning() for _ in range(4)]
+    seen = dict[str, int]()
+    watching = asyncio.create_task(starvation.watch(witness, lambda: seen, lease_ms=400))
+
+    async def waits_ms() -> float | None:
+        waited_s = sum(wait_s for _, wait_s in starvation.waits_of({"busy": busy[0].pid}))
+        return waited_s * 1000 if waited_s > 0.2 else None
+
+    async def written_ms() -> int:
+        return sum(event.waited_ms for event in read_history(tmp_path) if event.pod == "busy")
+
+    try:
+        await eventually(waits_ms, "it has waited for a core")
+        for process in busy:
+            process.send_signal(signal.SIGSTOP)
+        before_ms = await waits_ms()
+        seen["busy"] = busy[0].pid
+        assert before_ms is not None
+        assert await eventually(written_ms, "its waits are written") >= before_ms - 10
+    finally:
+        watching.cancel()
+        for process in busy:
+            process.kill()
+            await process.wait()
+        witness.close()
