@@ -39,7 +39,7 @@ RUN_SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 30, 120, 600)
 
 COUNTERS: Final[Mapping[str, tuple[str, ...]]] = {
     "timers_runs_total": ("Runs ended", "prefix", "outcome"),
-    "timers_retries_total": ("Runs that another try follows", "prefix"),
+    "timers_retries_total": ("Failed runs that will be retried", "prefix"),
     "timers_refused_total": ("Late results refused", "prefix"),
     "timers_rescued_total": ("Runs rescued", "prefix"),
     "timers_removed_total": ("Failed and unhandled timers removed by retention", "prefix", "status"),
@@ -54,8 +54,8 @@ COUNTERS: Final[Mapping[str, tuple[str, ...]]] = {
     "timers_durable_total": ("Creates and ends that waited for more than Redis", "durability", "reached"),
 }
 HISTOGRAMS: Final[Mapping[str, tuple[Sequence[float], str, *tuple[str, ...]]]] = {
-    "timers_lateness_seconds": (LATENESS_SECONDS, "From due to start", "prefix"),
-    "timers_run_seconds": (RUN_SECONDS, "From start to end", "prefix"),
+    "timers_lateness_seconds": (LATENESS_SECONDS, "Delay between due time and start", "prefix"),
+    "timers_run_seconds": (RUN_SECONDS, "Time between start and end", "prefix"),
     "timers_claim_size": (CLAIM_SIZES, "Timers claimed in one call"),
     "timers_loop_lag_seconds": (LOOP_SECONDS, "Lateness of the event loop"),
 }
@@ -74,9 +74,9 @@ GAUGES: Final[Mapping[str, tuple[str, ...]]] = {
     "timers_outbox_seconds": ("How long the oldest of these changes has waited",),
     "timers_running": ("Runs in progress on this pod",),
     "timers_abandoned": ("Plain functions still running in threads after their runs ended",),
-    "timers_claim_wait_seconds": ("How long the first due queue has waited for a claim of this pod",),
+    "timers_claim_wait_seconds": ("Wait of the longest-waiting due queue for a claim by this pod",),
     "timers_newer_format": ("Timers seen lately that only a later version can read",),
-    "timers_ledger_up": ("1 while this pod can use the ledger's database",),
+    "timers_ledger_up": ("1 while this pod's last access to the ledger's database worked",),
     "timers_ledger_waiting": ("Changes that this pod has yet to copy to the ledger",),
     "timers_ledger_lag_seconds": ("Age of the oldest change that the ledger may lack",),
     "timers_ledger_share": ("Share of this pod's shards that was restored from the ledger and copied to it, 0 to 1",),
