@@ -52,7 +52,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "ledger": {
         "db": "The ledger's database: bring its tables up to date, show their state, fill it again, or leave it.",
-        "rebuild": "Give Redis back what the ledger has and it lacks or has older.",
+        "rebuild": "Restore to Redis the timers that are missing or older there than in the ledger.",
     },
     "planning": {"plan": "Say how much a load needs: servers, memory, pods, connections; and what breaks first."},
     "moving": {

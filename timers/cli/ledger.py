@@ -95,9 +95,9 @@ def refill() -> None:
 
 @db.command("detach")
 def leave() -> None:
-    """Have Redis note no changes for a ledger any more: after TIMERS_LEDGER_URL was taken from all pods."""
+    """Stop recording changes for a ledger, after removing TIMERS_LEDGER_URL from all pods."""
     run(lambda _, store: detach(store))
-    note("no changes are noted for a ledger any more")
+    note("changes are no longer recorded for a ledger")
 
 
 @app.command()
@@ -105,9 +105,9 @@ def rebuild(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what Redis lacks or has older.")] = False,
     output: Output = "table",
 ) -> None:
-    """Give Redis back what the ledger has and it lacks or has older. API keys, declarations and pauses come
-    first. Pods do this by themselves when Redis has lost its data. Repeat it after an interruption. Exit with 1 if
-    Redis does not take a timer, or another Redis server uses the ledger."""
+    """Restore to Redis the timers that are missing or older there than in the ledger. API keys, declarations and pauses
+    come first. Pods do this automatically when Redis has lost its data. Repeat it after an interruption. Exit with 1
+    if Redis refuses a timer, or another Redis server uses the ledger."""
 
     async def give(client: TimerClient, store: Store) -> list[dict[str, Any]]:
         database = await _checked(client)

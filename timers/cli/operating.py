@@ -265,7 +265,7 @@ def make(
     ] = False,
     output: Output = "table",
 ) -> None:
-    """Make a key, and show it this one time. Every pod accepts it within a second."""
+    """Create a key and show it once. Every pod accepts it within a second."""
     options = {"rate": rate, "pending": pending, "most_prefixes": most_prefixes, "name": name}
     today = datetime.now(UTC).date().isoformat()
     secret, kept = make_key(parts(",".join(prefix or "*")), parts(right), **options, made=today)
@@ -312,4 +312,4 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's i
     if "_" in key_id:
         raise InvalidInput.of("ID", "a whole key", "its id only: the part between tmk_ and the next _")
     if not run(lambda _, store: Callers(store).revoke(key_id)):
-        note(f"Redis had no key {key_id!r}; if TIMERS_API_KEYS has one, it is refused from now on")
+        note(f"no stored key has the id {key_id!r}; a key with this id in TIMERS_API_KEYS is now refused")

@@ -102,8 +102,8 @@ class TimerClient(Timers):
         self._database, self._durability = open_ledger(ledger), durability
 
     def acting(self, by: str | None, quota: Quota | None = None) -> Self:
-        """This client in somebody's name and within their quota: the timers' history and the log name them for each
-        change, and what would arm more timers than the quota allows raises TooManyPending."""
+        """A client that acts for a named caller: history and log record the name, and creates and retries beyond the
+        quota raise TooManyPending."""
         if by == self._by and quota == self._quota:
             return self
         client = copy(self)
@@ -134,7 +134,7 @@ class TimerClient(Timers):
         return timer
 
     def without_ledger(self) -> Self:
-        """This client for who writes to the ledger himself."""
+        """A client for code that writes to the ledger itself."""
         client = copy(self)
         client._database = client._ledger = None
         client._durability = "fast"
@@ -365,7 +365,7 @@ class TimerClient(Timers):
         return await read_page(await self._open(), asked, limit=asked.limit, cursor=asked.cursor)
 
     async def iterate(self, **wanted: Unpack[FilterFields]) -> AsyncIterator[Timer]:
-        """All timers that pass, read page by page."""
+        """All timers that match, read page by page."""
         async for timers in read_pages(await self._open(), Filter.parse(wanted)):
             for timer in timers:
                 yield timer
@@ -383,7 +383,7 @@ class TimerClient(Timers):
         changes: TimerChange | ChangeFields | None = None,
     ) -> Counts:
         """`cancel`, `retry`, `reschedule` (with `delay=` or `due_at=`), `change` (with `changes=`) or `purge` every
-        timer that passes; with `dry_run` only count them. Memory is bounded and the pace limited; a timer that refuses
+        timer that matches; with `dry_run` only count them. Memory is bounded and the pace limited; a timer that refuses
         is counted and stops nothing, and those that change meanwhile are left alone. `stop` is asked after each page;
         the same call with the `next_cursor` then continues. A checked BulkAction says all of this by itself."""
         if not isinstance(action, BulkAction):

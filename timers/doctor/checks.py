@@ -148,7 +148,7 @@ def _role(info: Facts, config: Mapping[str, str], *, is_whole: bool) -> Check:
         f"a node of a cluster whose state is {state}",
     )
     reach, form = "pods reach only the shards of this node", "put redis+cluster://HOST:PORT into TIMERS_REDIS_URL"
-    covers, all_stop = f"{_COVERAGE} is yes", "while a primary is away that no replica replaces, no node takes anything"
+    covers, all_stop = f"{_COVERAGE} is yes", "while a primary without a replica is down, every node refuses all calls"
     return judged(
         "role",
         "a master",

@@ -237,9 +237,9 @@ def _pods(store: Store, members: Sequence[Member]) -> Iterator[Check]:
     )
     senders = [pod for pod in members if pod.works and "TIMERS_OUTBOX" in pod.settings]
     folders = [f"{pod.pod} to {pod.settings['TIMERS_OUTBOX']}" for pod in senders]
-    said = f"pods write messages for which they have no gateway to a folder: {shortened(folders)}"
+    said = f"pods without a gateway write messages to a folder: {shortened(folders)}"
     means = "nobody receives them; their history says `not sent`"
-    repair = "set TIMERS_SMTP_URL and TIMERS_SMS_URL, or leave TIMERS_OUTBOX out: then such messages fail"
+    repair = "set TIMERS_SMTP_URL and TIMERS_SMS_URL, or unset TIMERS_OUTBOX: then such messages fail"
     yield judged("messages", "no pod writes messages to a folder", (bool(folders), "warn", said, means, repair))
 
 

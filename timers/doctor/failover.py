@@ -37,7 +37,8 @@ async def durability_check(store: Store, members: Sequence[Member], *, has_ledge
     known = [f"not {level}: {why}" for level, why in lacks.items() if level in WAITS]
     by_node = [await _priorities(node) for node in store.connections.nodes]
     said = "; ".join([listed(lacks), *known, *_shown_priorities(by_node)])
-    means = f"pods are to wait for {' and '.join(missed)}: what they write is only fast, which answers and metrics say"
+    asked = " and ".join(missed)
+    means = f"pods are configured for {asked}, but writes reach only `fast`; answers and metrics show this"
     never = any(some and {*some} == {0} for some in by_node)
     differ = any(len({*some} - {0, None}) > 1 for some in by_node)
     lost = "no failover happens when the server is lost"

@@ -40,7 +40,7 @@ async def check_ledger(store: Store, database: Database) -> Check:
             for what in ((RESTORE.what, REBUILD, CHECK), (COPY.what,))
         ]
     except LedgerUnavailable as error:
-        repair = "start its database, or correct TIMERS_LEDGER_URL; the pods go on by themselves"
+        repair = "start its database, or correct TIMERS_LEDGER_URL; the pods continue automatically"
         return Check("ledger", "fail", str(error), _NOT_ARMED, repair)
     given, late = "some of their timers may not be in Redis yet, and will run late", oldest_ms > LATE_MS
     said = f"{waiting} changes wait, the oldest for {oldest_ms // 1000} s or more"
@@ -75,7 +75,5 @@ async def _refused(database: Database) -> Trouble:
     newest = await database.do(lambda c: inbox.last_refused(c, REFUSED_SHOWN), writes=False)
     shown = "; ".join(f"{prefix}:{timer_id} ({problem})" for prefix, timer_id, problem in newest)
     said = f"{number} rows of the inbox were refused, such as {shown}"
-    repair = (
-        "repair them and insert them again into timers_inbox, or do without, then delete them from timers_inbox_refused"
-    )
+    repair = "fix and re-insert the rows you still need into timers_inbox, then delete them from timers_inbox_refused"
     return bool(number), "warn", said, "what they ask for was not done", repair

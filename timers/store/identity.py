@@ -85,9 +85,9 @@ class Loss:
     def __str__(self) -> str:
         until = format_time(self.to_ms)
         if self.shard is None:
-            return f"the db was lost or replaced before {until}; it had {self.timers} known timers"
+            return f"the db was lost or replaced before {until}; at the last check it had {self.timers} timers"
         since = f"from {format_time(self.from_ms)} to {until}" if self.from_ms else f"before {until}"
-        return f"shard {self.shard} lost everything written {since}; it had {self.timers} known timers"
+        return f"shard {self.shard} lost everything written {since}; at the last check it had {self.timers} timers"
 
     def to_json(self) -> LossAnswer:
         """As the API shows it."""
