@@ -186,6 +186,6 @@ async def _flags(connections: SentinelConnections, *, fix: bool) -> Check:
         current = {text_of(name): text_of(value) for name, value in found.items()}.get(FLAGS, "")
         if missing := missing_flags(current):
             lacking.append(f"{shown(address)} lacks {missing!r}")
-    fine = f"{FLAGS} is not to be seen on {', '.join(unseen)}" if unseen else f"{FLAGS} is set on all replicas"
+    fine = f"{FLAGS} cannot be read on {', '.join(unseen)}" if unseen else f"{FLAGS} is set on all replicas"
     means = "as the primary it announces nothing until a pod has set it"
     return judged("replicas' flags", fine, (bool(lacking), "warn", "; ".join(lacking), means, "`timers doctor --fix`"))

@@ -21,7 +21,7 @@ DRIFT_MS: Final = 86_400_000
 
 _NOT_ARMED: Final = "nothing is armed with durability `ledger`, and changes of timers wait in Redis to be copied"
 _LOOK: Final = (
-    "pods with TIMERS_LEDGER_URL go on by themselves; if not, see `ledger` under services in /readyz of the workers"
+    "pods with TIMERS_LEDGER_URL continue automatically; if not, see `ledger` under services in /readyz of the workers"
 )
 
 
