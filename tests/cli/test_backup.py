@@ -492,7 +492,9 @@ def test_an_import_says_to_repeat_it_when_redis_goes_away(there: Service, monkey
     monkeypatch.setattr("timers.client.backup.BATCH", 2)
     lines = file_of(*(timer_line(f"t{i}") for i in range(5)))
     refusal = there("import", there.file(lines)).refusal()
-    assert refusal == ("timers: Redis is not available: gone; repeat the import, it goes on where this one came to")
+    assert refusal == (
+        "timers: Redis is not available: gone; repeat the import, which continues where this one stopped"
+    )
     assert there.imported(lines)["timers"] == {"kept": 2, "restored": 3}
 
 

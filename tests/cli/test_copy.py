@@ -75,7 +75,7 @@ async def test_a_copy_that_was_killed_goes_on(
     before = copied()
     done = start("copy", server.url, other.url, "-o", "json").end()
     assert done.code == 0, done
-    assert "going on where an earlier try came to" in done.err
+    assert "continuing where an earlier attempt stopped" in done.err
     assert json.loads(done.out)["by_prefix"] == {"test": {"scheduled": MANY}}
     assert before < MANY, "it was killed in the midst of it"
     assert await balanced(other.url) == MANY

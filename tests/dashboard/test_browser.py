@@ -203,7 +203,7 @@ async def test_chosen_timers_are_cancelled_after_the_words_are_typed(guarded: Ap
     await fill_in(page, "#words", "cancel 2")
     await page.click("button.danger")
     await page.wait_for_selector("#ended")
-    assert "2 done of 2" in await page.inner_text("#done")
+    assert "2 of 2 done" in await page.inner_text("#done")
     found = {timer.id: timer.status for timer in (await guarded.client.list()).items}
     assert found == {"a": Status.CANCELLED, "b": Status.CANCELLED, "c": Status.SCHEDULED}
     watched.assert_quiet(guarded.server.url)
@@ -218,7 +218,7 @@ async def test_an_action_continues_slice_by_slice_without_a_click(api: Api, watc
     await api.client.batch([{"prefix": "test", "id": f"t{i}", "delay": "1h"} for i in range(35)])
     page = watched.page
     await page.goto(f"{api.server.url}/ui/timers?prefix=test")
-    await page.click("text=Act on all matching")
+    await page.click("text=Act on all matching timers")
     await page.select_option("#all-action", "reschedule")
     await page.fill("#all-when", "2035-01-01T00:00:00Z")
     await page.click("text=Count them first")
@@ -226,7 +226,7 @@ async def test_an_action_continues_slice_by_slice_without_a_click(api: Api, watc
     await fill_in(page, "#words", "reschedule 35")
     await page.click("button.primary")
     await page.wait_for_selector("#ended")
-    assert "35 done of 35" in await page.inner_text("#done")
+    assert "35 of 35 done" in await page.inner_text("#done")
     assert {timer.due_at.year for timer in (await api.client.list()).items} == {2035}
     watched.assert_quiet(api.server.url)
 
@@ -262,7 +262,7 @@ async def test_all_failures_of_a_prefix_are_retried_from_its_card_and_then_purge
         await fill_in(page, "#words", f"{action} 3")
         await page.click(f"button:text-is('{action.capitalize()} 3 timers')")
         await page.wait_for_selector("#ended")
-        assert "3 done of 3" in await page.inner_text("#done")
+        assert "3 of 3 done" in await page.inner_text("#done")
         found = (await client.list()).items
         assert [timer.status for timer in found] == [Status.SCHEDULED] * left
     watched.assert_quiet(api.server.url)

@@ -47,7 +47,7 @@ async def test_many_are_cancelled_in_slices_and_all_of_them(visitor: Visitor) ->
     assert "<strong>250 timers</strong>" in asked.text
     assert await counts_of(visitor, "test") == {Status.SCHEDULED: 250}
     ended, requests = await through(visitor, asked)
-    assert "<strong>250 done</strong> of 250" in ended.text
+    assert "<strong>250 of 250 done</strong>" in ended.text
     assert requests == 3
     assert await counts_of(visitor, "test") == {Status.CANCELLED: 250}
     assert await counts_of(visitor, "mine") == {Status.SCHEDULED: 1}
@@ -70,7 +70,7 @@ async def test_selected_timers_are_moved_and_the_others_are_reported(visitor: Vi
     chosen = [("timer", f"test:{name}") for name in ("a", "b", "gone")]
     asked = await visitor.post("/ui/bulk", [*chosen, ("action", "reschedule"), ("when", "2035-01-01T00:00:00Z")])
     ended, _ = await through(visitor, asked)
-    assert "<strong>1 done</strong> of 3" in ended.text
+    assert "<strong>1 of 3 done</strong>" in ended.text
     refused = re.search(r'id="refused">(.*?)</ul>', ended.text, re.DOTALL)
     assert refused is not None
     assert "timer test:b is cancelled" in refused[1]
@@ -104,7 +104,7 @@ async def test_timers_that_changed_meanwhile_are_left_alone(visitor: Visitor) ->
     asked = await visitor.get("/ui/bulk?action=cancel&prefix=test")
     began = '{"matched": 0, "done": 0, "refused": {}, "examples": {}, "next_cursor": "%s"}'
     fields = [*fields_of(asked.text), ("words", "cancel 2"), ("progress", began % f"1.{place}")]
-    assert "0 done" in (await visitor.post("/ui/bulk", fields)).text
+    assert "0 of 2 done" in (await visitor.post("/ui/bulk", fields)).text
     assert await counts_of(visitor, "test") == {Status.SCHEDULED: 2}
 
 
@@ -116,7 +116,7 @@ async def test_a_timer_that_refuses_stops_no_action(visitor: Visitor) -> None:
     ended, _ = await through(
         visitor, await visitor.get("/ui/bulk?action=reschedule&prefix=test&when=2035-01-01T00:00:00Z")
     )
-    assert "<strong>1 done</strong> of 2, 1 refused" in ended.text
+    assert "<strong>1 of 2 done</strong>, 1 refused." in ended.text
     assert "repeat.until: &#39;2030-01-01T00:00:00Z&#39; is not accepted" in ended.text
     assert (await client.get("test", "b")).due_at.year == 2035
 
@@ -138,7 +138,7 @@ async def test_many_are_changed_with_a_form(visitor: Visitor) -> None:
     done = await visitor.post(
         "/ui/bulk", [*fields_of(asked.text), ("words", "change 3"), ("changes", '{"payload": 7, "tags": ["new"]}')]
     )
-    assert "<strong>3 done</strong> of 3" in done.text
+    assert "<strong>3 of 3 done</strong>" in done.text
     assert {(timer.payload, *timer.tags) for timer in (await client.list()).items} == {(7, "new")}
 
 
@@ -148,7 +148,7 @@ async def test_selected_timers_are_changed(visitor: Visitor) -> None:
         await client.create("test", name, delay="1h")
     asked = await visitor.post("/ui/bulk", [("timer", "test:a"), ("action", "change")])
     fields = [*fields_of(asked.text), ("words", "change 1"), ("changes", '{"payload": 7}')]
-    assert "<strong>1 done</strong> of 1" in (await visitor.post("/ui/bulk", fields)).text
+    assert "<strong>1 of 1 done</strong>" in (await visitor.post("/ui/bulk", fields)).text
     assert [(await client.get("test", name)).payload for name in ("a", "b")] == [7, None]
 
 
@@ -176,6 +176,6 @@ async def test_a_key_reaches_only_its_own(guest: Visitor) -> None:
     await through(guest, asked)
     chosen = await guest.post("/ui/bulk", [("timer", "test:theirs"), ("action", "cancel")])
     ended, _ = await through(guest, chosen)
-    assert "0 done" in ended.text
+    assert "0 of 1 done" in ended.text
     assert (await client.get("test", "theirs")).status is Status.SCHEDULED
     assert (await client.get("mine", "own")).status is Status.CANCELLED

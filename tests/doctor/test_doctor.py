@@ -398,7 +398,7 @@ def test_the_doctor_knows_every_right_that_the_document_lists() -> None:
         (("resetpass", "~*", "&*", "+@all"), (), {}),
         ((), ("acl|dryrun",), {"replay": ("warn", "cannot tell whether the default user may write")}),
     ],
-    ids=["off", "lacks a prefix", "off, with its rights", "unknown"],
+    ids=["off", "lacks a prefix", "off, with its rights", "cannot tell"],
 )
 @pytest.mark.every_server
 async def test_a_default_user_as_whom_the_server_cannot_replay_its_append_only_file(

@@ -41,7 +41,7 @@ async def test_what_a_server_with_replicas_can_give(family: Family, tmp_path: Pa
         )
         check = await check_of(group.primary.url, "fsync", "ledger")
         assert check.level == "fail"
-        assert "pods should wait for fsync and ledger" in check.means
+        assert "pods are configured for fsync and ledger" in check.means
         await prefer(group, 10, 100)
         check = await check_of(group.primary.url)
         assert check.level == "warn"

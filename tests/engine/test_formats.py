@@ -31,7 +31,7 @@ def watch(fleet: Fleet, members: list[Member], seconds: float = 0) -> Callable[[
 
 
 OLD, NEW, OTHER = Member("old"), Member("new", format=NEXT), Member("other", format=NEXT)
-ODD = Member("odd", trouble="its sign of life cannot be read")
+ODD = Member("odd", trouble="its heartbeat cannot be read")
 
 
 @pytest.mark.usefixtures("later")

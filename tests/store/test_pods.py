@@ -246,7 +246,7 @@ async def test_a_sign_that_cannot_be_read_stops_no_pod(store: Store, part: str, 
     assert names(await membership.beat(me)) == ["a", "odd"]
     for roster in (await membership.read(), *([await membership.beat(me)] if part == "cards" else [])):
         (odd,) = [member for member in roster.members if member.pod == "odd"]
-        assert str(odd.trouble).startswith("its sign of life cannot be read")
+        assert str(odd.trouble).startswith("its heartbeat cannot be read")
         assert json.dumps(odd.to_json())
         (own,) = [member for member in roster.members if member.pod == "a"]
         assert (own.works, own.trouble) == (True, None)

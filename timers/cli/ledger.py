@@ -95,9 +95,9 @@ def refill() -> None:
 
 @db.command("detach")
 def leave() -> None:
-    """Stop recording changes for a ledger, after TIMERS_LEDGER_URL was removed from all pods."""
+    """Stop recording changes for a ledger, after removing TIMERS_LEDGER_URL from all pods."""
     run(lambda _, store: detach(store))
-    note("Redis records no more changes for a ledger")
+    note("changes are no longer recorded for a ledger")
 
 
 @app.command()
@@ -106,8 +106,8 @@ def rebuild(
     output: Output = "table",
 ) -> None:
     """Restore to Redis the timers that are missing or older there than in the ledger. API keys, declarations and pauses
-    come first. Pods do this automatically when Redis has lost its data. Repeat it after an interruption. Exit with 1 if
-    Redis does not take a timer, or another Redis server uses the ledger."""
+    come first. Pods do this automatically when Redis has lost its data. Repeat it after an interruption. Exit with 1
+    if Redis refuses a timer, or another Redis server uses the ledger."""
 
     async def give(client: TimerClient, store: Store) -> list[dict[str, Any]]:
         database = await _checked(client)

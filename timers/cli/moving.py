@@ -28,7 +28,7 @@ app = typer.Typer()
 LINE_LIMIT_BYTES: Final = 16 * 2**20
 """Of a line in an export: more than any record takes."""
 
-_AGAIN = "repeat the command, it goes on where this one came to; or give the source back with --abort"
+_AGAIN = "repeat the command, which continues where this one stopped, or reopen the source with --abort"
 
 
 @app.command("copy")
@@ -46,7 +46,7 @@ def copy(
     ] = "60s",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check, and count what it would move.")] = False,
     abort_: Annotated[
-        bool, typer.Option("--abort", help="Give FROM_URL back after a move that was not finished: it goes on.")
+        bool, typer.Option("--abort", help="Reopen FROM_URL after a move that was not finished.")
     ] = False,
     output: Output = "table",
 ) -> None:
@@ -197,7 +197,7 @@ def import_all(
                         tell(number)
                 return await begun.end()
         except Unavailable as error:
-            raise Unavailable(f"{error}; repeat the import, it goes on where this one came to") from error
+            raise Unavailable(f"{error}; repeat the import, which continues where this one stopped") from error
 
     with _file(file) as opened:
         report = run(put)

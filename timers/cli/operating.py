@@ -265,7 +265,7 @@ def make(
     ] = False,
     output: Output = "table",
 ) -> None:
-    """Create a key and show it once. Every pod accepts it within two seconds."""
+    """Create a key and show it once. Every pod accepts it within a second."""
     options = {"rate": rate, "pending": pending, "most_prefixes": most_prefixes, "name": name}
     today = datetime.now(UTC).date().isoformat()
     secret, kept = make_key(parts(",".join(prefix or "*")), parts(right), **options, made=today)
@@ -308,8 +308,8 @@ def _key_row(key_id: str, key: ApiKey | None, kept: str, entries: Mapping[str, s
 
 @keys.command()
 def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, the part after tmk_.")]) -> None:
-    """Revoke a key, wherever it is kept. Every pod refuses it within two seconds."""
+    """Revoke a key, wherever it is kept. Every pod refuses it within a second."""
     if "_" in key_id:
         raise InvalidInput.of("ID", "a whole key", "its id only: the part between tmk_ and the next _")
     if not run(lambda _, store: Callers(store).revoke(key_id)):
-        note(f"no stored key has the id {key_id!r}; a key with this id in TIMERS_API_KEYS is refused from now on")
+        note(f"no stored key has the id {key_id!r}; a key with this id in TIMERS_API_KEYS is now refused")

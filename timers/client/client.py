@@ -102,8 +102,8 @@ class TimerClient(Timers):
         self._database, self._durability = open_ledger(ledger), durability
 
     def acting(self, by: str | None, quota: Quota | None = None) -> Self:
-        """A client that acts for a named caller: history and log record the name with each change, and what would arm
-        more timers than the quota allows raises TooManyPending."""
+        """A client that acts for a named caller: history and log record the name, and creates and retries beyond the
+        quota raise TooManyPending."""
         if by == self._by and quota == self._quota:
             return self
         client = copy(self)

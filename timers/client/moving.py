@@ -181,7 +181,7 @@ class Mover:
         await self._source.identity.move(MOVED, name, self._to)
         here = self._source.identity.moving
         if here is None or not here.is_over:
-            raise Refused(f"{self._from} was given back meanwhile, so nothing was moved; empty {self._to}")
+            raise Refused(f"{self._from} was reopened meanwhile, so nothing was moved; empty {self._to}")
         await moving.close(self._source, MOVED, self._to)
 
     async def _copy_records(self) -> None:
@@ -190,7 +190,7 @@ class Mover:
         total = sum((await moving.counted(self._source)).values())
         progress = _Progress(total, self._tell)
         if len(parts) < len(moving.parts(self._source)) or reached:
-            self._tell("going on where an earlier try came to")
+            self._tell("continuing where an earlier attempt stopped")
         waiting = iter(parts)
 
         async def work() -> None:
@@ -245,8 +245,8 @@ class Mover:
             else:
                 return dict(counted)
         raise Refused(
-            f"{differ}. Nothing was moved; the source is still closed. Repeat the copy into an empty db, or give the "
-            f"source back with `timers copy --abort {self._from}`"
+            f"{differ}. Nothing was moved; the source is still closed. Repeat the copy into an empty db, or reopen "
+            f"the source with `timers copy --abort {self._from}`"
         )
 
     async def _digest(self, store: Store) -> Digest:

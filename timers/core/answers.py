@@ -180,7 +180,7 @@ class Lateness(TypedDict):
 class PodAnswer(TypedDict):
     """A live pod. `format` is the newest format of records that may be written while it is alive. `serves` are the
     prefixes of the processors that it can run. `shards` is null if it takes all shards, `notifications` is null if it
-    runs no timers. `trouble` says which part of its sign of life cannot be read."""
+    runs no timers. `trouble` says which part of its heartbeat cannot be read."""
 
     pod: PodName
     seen_at: Instant

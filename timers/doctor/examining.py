@@ -196,7 +196,7 @@ def _kept(kept: Counter[str]) -> Check:
 
 
 def _retrying(failing: Mapping[str, str]) -> Check:
-    means = "they have not done their work, and will have failed for good when their tries are used up"
+    means = "they have not done their work, and will have failed for good when their attempts are used up"
     named = list(failing)[:NAMES_SHOWN]
     repair = "repair what they call, then " + ", ".join(
         f"`timers reschedule --prefix {prefix} --status retrying --in 0s --yes`" for prefix in named

@@ -37,9 +37,8 @@ async def durability_check(store: Store, members: Sequence[Member], *, has_ledge
     known = [f"not {level}: {why}" for level, why in lacks.items() if level in WAITS]
     by_node = [await _priorities(node) for node in store.connections.nodes]
     said = "; ".join([listed(lacks), *known, *_shown_priorities(by_node)])
-    means = (
-        f"pods should wait for {' and '.join(missed)}, but their writes are only fast; answers and metrics show this"
-    )
+    asked = " and ".join(missed)
+    means = f"pods are configured for {asked}, but writes reach only `fast`; answers and metrics show this"
     never = any(some and {*some} == {0} for some in by_node)
     differ = any(len({*some} - {0, None}) > 1 for some in by_node)
     lost = "no failover happens when the server is lost"
@@ -187,6 +186,6 @@ async def _flags(connections: SentinelConnections, *, fix: bool) -> Check:
         current = {text_of(name): text_of(value) for name, value in found.items()}.get(FLAGS, "")
         if missing := missing_flags(current):
             lacking.append(f"{shown(address)} lacks {missing!r}")
-    fine = f"{FLAGS} is not to be seen on {', '.join(unseen)}" if unseen else f"{FLAGS} is set on all replicas"
+    fine = f"{FLAGS} cannot be read on {', '.join(unseen)}" if unseen else f"{FLAGS} is set on all replicas"
     means = "as the primary it announces nothing until a pod has set it"
     return judged("replicas' flags", fine, (bool(lacking), "warn", "; ".join(lacking), means, "`timers doctor --fix`"))

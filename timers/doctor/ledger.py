@@ -21,7 +21,7 @@ DRIFT_MS: Final = 86_400_000
 
 _NOT_ARMED: Final = "nothing is armed with durability `ledger`, and changes of timers wait in Redis to be copied"
 _LOOK: Final = (
-    "pods with TIMERS_LEDGER_URL go on by themselves; if not, see `ledger` under services in /readyz of the workers"
+    "pods with TIMERS_LEDGER_URL continue automatically; if not, see `ledger` under services in /readyz of the workers"
 )
 
 
@@ -40,7 +40,7 @@ async def check_ledger(store: Store, database: Database) -> Check:
             for what in ((RESTORE.what, REBUILD, CHECK), (COPY.what,))
         ]
     except LedgerUnavailable as error:
-        repair = "start its database, or correct TIMERS_LEDGER_URL; the pods go on by themselves"
+        repair = "start its database, or correct TIMERS_LEDGER_URL; the pods continue automatically"
         return Check("ledger", "fail", str(error), _NOT_ARMED, repair)
     given, late = "some of their timers may not be in Redis yet, and will run late", oldest_ms > LATE_MS
     said = f"{waiting} changes wait, the oldest for {oldest_ms // 1000} s or more"
@@ -75,5 +75,5 @@ async def _refused(database: Database) -> Trouble:
     newest = await database.do(lambda c: inbox.last_refused(c, REFUSED_SHOWN), writes=False)
     shown = "; ".join(f"{prefix}:{timer_id} ({problem})" for prefix, timer_id, problem in newest)
     said = f"{number} rows of the inbox were refused, such as {shown}"
-    repair = "insert those you still need into timers_inbox again, corrected; then delete all from timers_inbox_refused"
+    repair = "fix and re-insert the rows you still need into timers_inbox, then delete them from timers_inbox_refused"
     return bool(number), "warn", said, "what they ask for was not done", repair

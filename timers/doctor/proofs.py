@@ -156,9 +156,7 @@ async def replay(store: Store, prefixes: Iterable[str]) -> Check:
     versions before the repair of redis issue 14541 throw away those transactions in it that the user may not do."""
     fine, look = "the default user may replay the append-only file", f"redis-cli ACL DRYRUN default {_REPLAYED[0]}"
     means = "at a restart the server may throw away every timer: it replays its append-only file as the default user"
-    repair = (
-        "as an administrator: `redis-cli ACL SETUSER default off resetpass '~*' '&*' +@all`; put it into its ACL file"
-    )
+    repair = "as a Redis admin: `redis-cli ACL SETUSER default off resetpass '~*' '&*' +@all`; put it into its ACL file"
     wanted = [*_REPLAYED, *(f"set {prefix}:x -" for prefix in sorted(prefixes)[:PREFIXES_LIMIT])]
     try:
         denied, refusal = await _denied_to_default(store, wanted), ""
@@ -189,7 +187,7 @@ async def _denied_to_default(store: Store, commands: Sequence[str]) -> list[str]
 def grant(store: Store, denied: Iterable[str]) -> str:
     """The command that gives the user these rights; they are among those that PROTOCOL.md lists."""
     words = dict.fromkeys(word for command in denied for word in _words(command))
-    return f"as an administrator: `redis-cli ACL SETUSER {store.connections.user} {' '.join(map(shlex.quote, words))}`"
+    return f"as a Redis admin: `redis-cli ACL SETUSER {store.connections.user} {' '.join(map(shlex.quote, words))}`"
 
 
 def _words(command: str) -> Iterator[str]:
@@ -214,9 +212,9 @@ def flags(current: str | None, *, heard: bool, allowed: bool) -> Check:
     if current is not None:
         repair = f"`timers doctor --fix`, or {command}"
         return judged("flags", said, (bool(missing), "fail", f"{said} and lacks {missing!r}", means, repair))
-    unseen = "not to be seen: the server denies CONFIG, and no event came"
+    unseen = "cannot tell: the server denies CONFIG, and no event came"
     silent = "the server denies CONFIG, and no event of a key came"
-    repair = f"as an administrator: {command}, with any flags that are on already"
+    repair = f"as a Redis admin: {command}, with any flags that are on already"
     return judged(
         "flags",
         "the server denies CONFIG, but the event of a test key arrived",

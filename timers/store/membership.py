@@ -267,7 +267,7 @@ def _part(pod: bytes, text: bytes) -> Member:
     try:
         return _MEMBER.validate_python({**json.loads(text), "pod": name, "trouble": None})
     except (ValueError, TypeError, RecursionError) as error:
-        return Member(name, trouble=f"its sign of life cannot be read ({type(error).__name__})")
+        return Member(name, trouble=f"its heartbeat cannot be read ({type(error).__name__})")
 
 
 def _member(cards: Mapping[bytes, Member], pod: bytes, seen_ms: float, state: bytes = b"{}") -> Member:
