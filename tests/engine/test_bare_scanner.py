@@ -164,7 +164,7 @@ async def test_after_a_scan_that_finds_nothing_scans_take_little_until_a_key_is_
     for _ in range(2):
         await scanner.round()
         assert scanner.rests == IDLE_RESTS
-    assert 1 / (1 + IDLE_RESTS) < 0.01
+    assert 1 / (1 + IDLE_RESTS) < 0.005
     scanner.noticed()
     assert scanner.rests == BUSY_RESTS
 
