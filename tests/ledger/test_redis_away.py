@@ -1,5 +1,6 @@
 """While Redis is away, new timers are accepted by the ledger alone, and armed as soon as it is back."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,6 +14,7 @@ from tests.ledger.copies import agreed, in_ledger, whole
 from tests.waiting import eventually
 from timers.client import Armed, TimerClient, client_over, open_store
 from timers.client.fleet import Declared
+from timers.core.shapes import IfExists
 from timers.core.spec import NewTimer
 from timers.errors import AlreadyExists, NoProcessor, Unavailable
 from timers.ledger import facts
@@ -20,7 +22,8 @@ from timers.ledger.database import Database
 from timers.store.servers.connect import connect
 
 HEADERS, KEY = new_key()
-NAMES = ("before", "meanwhile")
+MODES: tuple[IfExists, ...] = ("error", "error", "replace")
+NAMES = ("before", "meanwhile", "batch")
 
 
 @pytest.fixture
@@ -138,15 +141,29 @@ async def test_what_is_replaced_meanwhile_is_replaced_later(
     assert made.updated_ms == made.history[0].at_ms >= before.created_ms
     await client.create("note", "meanwhile", delay="24h", payload=4)
     await client.create("note", "meanwhile", delay="48h", payload=5, if_exists="replace")
+    together = [
+        client.arm(NewTimer(prefix="note", id="together", delay="24h", payload=n, if_exists="replace"))
+        for n in range(4)
+    ]
+    await asyncio.gather(*(client.create("note", f"other{n}", delay="24h") for n in range(2)), *together)
+    answers = await client.batch(
+        [NewTimer(prefix="note", id="batch", delay="24h", payload=n, if_exists=mode) for n, mode in enumerate(MODES)]
+    )
+    assert [getattr(each, "how", None) for each in answers] == ["created", None, "replaced"]
     with pytest.raises(Unavailable):  # it may have ended by now, and then again not
         await client.create("note", "runs", delay="1h", if_exists="replace")
     await own.up()
 
     async def replaced() -> bool:
         found = await client.batch([NewTimer(prefix="note", id=name, delay="1h", if_exists="keep") for name in NAMES])
-        return [each.timer.payload for each in found if isinstance(each, Armed)] == [3, 5]
+        return [each.timer.payload for each in found if isinstance(each, Armed)] == [3, 5, 2]
 
-    await eventually(replaced, "both are replaced, and by the last")
+    async def each_counts() -> bool:
+        causes = [entry.cause for entry in (await client.get("note", "together")).history]
+        return causes.count("replaced") == 3
+
+    await eventually(replaced, "all are replaced, and by the last")
+    await eventually(each_counts, "none of those that came together was dropped")
     timer = await client.get("note", "before")
     assert (timer.version, timer.created_ms, timer.tags) == (twice_replaced, before.created_ms, ["new"])
     assert timer.due_ms - made.due_ms in range(-1000, 1000)

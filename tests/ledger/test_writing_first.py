@@ -10,9 +10,9 @@ from sqlalchemy import text
 
 from tests.engine.fleet import Calls, Fleet
 from tests.ledger.copies import agreed, in_ledger, in_redis
-from timers.client import TimerClient, client_over, open_store
+from timers.client import Armed, TimerClient, client_over, open_store
 from timers.client.facts import keep_facts
-from timers.core.shapes import IfExists
+from timers.core.shapes import Durability, IfExists
 from timers.core.spec import NewTimer
 from timers.errors import AlreadyExists, InvalidInput, LedgerUnavailable, NotFound, Unavailable
 from timers.ledger.database import Database
@@ -76,18 +76,76 @@ async def test_fast_timers_do_not_wait_for_a_ledger_that_others_need(
     assert [isinstance(answer, LedgerUnavailable) for answer in answers] == [True] * 3 + [False] * 3
 
 
-async def test_a_batch_arms_its_fast_timers_also_without_the_ledger(client: TimerClient, database: Database) -> None:
+async def test_a_batch_of_which_some_need_the_ledger_arms_nothing_without_it(
+    client: TimerClient, database: Database
+) -> None:
     mixed = [
-        NewTimer(prefix="note", id="ledger", delay="24h", durability="ledger"),
         NewTimer(prefix="note", id="fast", delay="24h", durability="fast"),
+        NewTimer(prefix="note", id="ledger", delay="24h", durability="ledger"),
     ]
     await away(database)
     with pytest.raises(LedgerUnavailable):
         await client.batch(mixed)
     await away(database, back=True)
-    assert (await client.get("note", "fast")).status == "scheduled"
-    with pytest.raises(NotFound):
-        await client.get("note", "ledger")
+    for name in ("fast", "ledger"):
+        with pytest.raises(NotFound):
+            await client.get("note", name)
+
+
+def how(results: Sequence[Any]) -> list[str]:
+    return [result.how if isinstance(result, Armed) else type(result).__name__ for result in results]
+
+
+IN_TURN: list[tuple[IfExists, str]] = [
+    ("error", "created"),
+    ("error", "AlreadyExists"),
+    ("keep", "kept"),
+    ("replace", "replaced"),
+    ("error", "AlreadyExists"),
+]
+
+
+async def test_one_name_several_times_in_a_batch_is_armed_in_order(
+    fleet: Fleet, client: TimerClient, database: Database
+) -> None:
+    """All were answered as created, and what they brought was dropped."""
+    results = await client.batch(
+        [
+            NewTimer(prefix="note", id="same", delay="24h", payload=n, if_exists=mode)
+            for n, (mode, _) in enumerate(IN_TURN)
+        ]
+    )
+    assert how(results) == [said for _, said in IN_TURN]
+    assert (await client.get("note", "same")).payload == 3
+    assert await in_ledger(database) == await in_redis(fleet.store)
+
+
+LEVELS: tuple[Durability, ...] = ("ledger", "fast", "ledger")
+
+
+async def test_one_name_of_several_durabilities_is_armed_in_order(client: TimerClient) -> None:
+    results = await client.batch(
+        [
+            NewTimer(prefix="note", id="same", delay="24h", payload=n, durability=durability)
+            for n, durability in enumerate(LEVELS)
+        ]
+    )
+    assert how(results) == ["created", "AlreadyExists", "AlreadyExists"]
+
+
+@pytest.mark.parametrize("mode", ["error", "keep", "replace"])
+async def test_of_callers_of_one_name_at_once_one_has_created_it(
+    fleet: Fleet, client: TimerClient, database: Database, mode: IfExists
+) -> None:
+    """Those that went to the ledger together were all answered as created, with the payload of the first."""
+    others = [client.arm(NewTimer(prefix="note", id=f"other{n}", delay="24h")) for n in range(2)]
+    same = [client.arm(NewTimer(prefix="note", id="same", delay="24h", payload=n, if_exists=mode)) for n in range(4)]
+    results = (await asyncio.gather(*others, *same, return_exceptions=True))[2:]
+    rest = {"error": "AlreadyExists", "keep": "kept", "replace": "replaced"}[mode]
+    assert sorted(how(results)) == sorted(["created", rest, rest, rest])
+    timer, created = await client.get("note", "same"), how(results).index("created")
+    assert (timer.version, timer.payload == created) == ((4, False) if mode == "replace" else (1, True))
+    assert await in_ledger(database) == await in_redis(fleet.store)
 
 
 async def test_fast_timers_follow_later(fleet: Fleet, client: TimerClient, database: Database) -> None:

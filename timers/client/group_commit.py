@@ -5,13 +5,14 @@ call this group commit (D. DeWitt et al., "Implementation Techniques for Main Me
 """
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from timers.core.shapes import Durability
 from timers.errors import Unavailable
 from timers.store.callers import Quota
-from timers.store.store import Arming, Reply, Store
+from timers.store.store import Arming, Identity, Reply, Store
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -23,6 +24,9 @@ ArmAll = Callable[[Sequence[Arming], Quota | None], Awaitable[list[Reply]]]
 _Group = tuple[int | Quota, str]
 """What is armed together: the timers of a shard, or those that count against a quota, that ask for the same durability,
 so that those that wait only for Redis wait for nothing else."""
+
+
+_LEDGER: Final[Durability] = "ledger"
 
 
 class GroupCommit:
@@ -53,13 +57,13 @@ class GroupCommit:
                 del self._busy[group]
 
     async def arm_each(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
-        """As `arm_all`, for timers of any durability. The less durable come first, so nothing more holds them up."""
-        levels = sorted({arming.durability for arming in armings})
-        if len(levels) < 2:
+        """As `arm_all`, for timers of any durability, of which some may have the same identity: these are armed in
+        order."""
+        steps = _steps(armings)
+        if len(steps) < 2:
             return await self.arm_all(armings, quota)
         replies: dict[int, Reply] = {}
-        for level in levels:
-            places = [place for place, arming in enumerate(armings) if arming.durability == level]
+        for places in steps:
             try:
                 some = await self.arm_all([armings[place] for place in places], quota)
             except Unavailable as error:
@@ -98,10 +102,17 @@ class GroupCommit:
             del self._busy[group]
 
     def _take(self, group: _Group) -> list[_Waiting]:
-        wanted = [one for one in self._waiting.pop(group, ()) if not one[1].done()]
-        if len(wanted) > self._together:
-            self._waiting[group] = wanted[self._together :]
-        return wanted[: self._together]
+        """Who comes next. Where the ledger decides what is new, each timer once."""
+        some, later, named = list[_Waiting](), list[_Waiting](), set[Identity]()
+        for one in self._waiting.pop(group, ()):
+            if not one[1].done():
+                identity = one[0][:2]
+                comes_again = group[1] == _LEDGER and identity in named
+                (later if comes_again or len(some) == self._together else some).append(one)
+                named.add(identity)
+        if later:
+            self._waiting[group] = later
+        return some
 
     async def _arm(self, some: list[_Waiting], group: _Group) -> None:
         armings = [arming for arming, _ in some]
@@ -115,3 +126,17 @@ class GroupCommit:
         for (_, waiting), answer in zip(some, answers, strict=True):
             if not waiting.done():
                 waiting.set_result(answer)
+
+
+def _steps(armings: Sequence[Arming]) -> list[list[int]]:
+    """The places of what can be armed together, step by step: of one durability, and if the ledger is asked which of
+    them are new, each timer once. It is asked first, so that nothing is armed if it is away."""
+    levels = {arming.durability for arming in armings}
+    if _LEDGER not in levels and len(levels) < 2:
+        return [list(range(len(armings)))]
+    times, steps = Counter[Identity](), defaultdict[tuple[int, bool, str], list[int]](list)
+    for place, arming in enumerate(armings):
+        identity = arming[:2]
+        steps[times[identity], arming.durability != _LEDGER, arming.durability].append(place)
+        times[identity] += 1
+    return [steps[step] for step in sorted(steps)]
