@@ -153,6 +153,15 @@ async def test_inside_the_edit_lock_a_timer_is_left_alone(server: EmbeddedServer
         assert (await api.call("POST", f"{one}/fire")).status == 200
 
 
+async def test_an_overdue_timer_can_be_changed_whatever_the_edit_lock(server: EmbeddedServer, redis: Redis) -> None:
+    await redis.ping()
+    async with running_api(server.url, [hold], edit_lock_ms=120_000) as api:
+        for timer_id in ("one", "two"):
+            await api.call("POST", "/v1/timers", {"prefix": "hold", "id": timer_id, "delay": "0s"})
+        assert (await api.call("PATCH", "/v1/timers/hold/one", {"delay": "1h"})).status == 200
+        assert (await api.call("DELETE", "/v1/timers/hold/two")).status == 200
+
+
 release = asyncio.Event()
 
 

@@ -318,4 +318,4 @@ class Oracle:
         return "locked" if self._locked(life, now_ms, edit_lock_ms) else None
 
     def _locked(self, life: Life, now_ms: int, edit_lock_ms: int) -> bool:
-        return life.status is Status.SCHEDULED and edit_lock_ms > 0 and now_ms > life.due_ms - edit_lock_ms
+        return life.status is Status.SCHEDULED and life.due_ms - edit_lock_ms < now_ms < life.due_ms

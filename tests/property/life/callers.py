@@ -51,13 +51,13 @@ class CallerVerbs(World):
         self.arm_all([Arming(prefix, timer_id, f"@{self.at(offset)}", {}) for prefix, timer_id in many])
 
     def arm_all(self, armings: Sequence[Arming], edit_lock_ms: int = 0) -> None:
-        answers = self.do(self.store.arm(armings, edit_lock_ms=edit_lock_ms))
+        answers, moment = self.do_timed(self.store.arm(armings, edit_lock_ms=edit_lock_ms))
         for arming, answer in zip(armings, answers, strict=True):
             assert answer.timer is not None
             due_ms = int(arming.due[1:])
             if arming.due[0] == "+":
                 due_ms += answer.timer.updated_ms
-            code = self.oracle.arm(arming, due_ms, self.now_ms, edit_lock_ms)
+            code = self.oracle.arm(arming, due_ms, moment.of(answer.code), edit_lock_ms)
             assert answer.code == code
             self.happened(f"arm: {code}")
 
@@ -65,8 +65,10 @@ class CallerVerbs(World):
     def cancel(self, *, chosen: Choice, purge: bool, edit_lock_ms: int, wanted: str | None) -> None:
         identity = self.the(chosen)
         version = self.version(identity, wanted)
-        answer = self.do(self.store.cancel(*identity, edit_lock_ms=edit_lock_ms, version=version, purge=purge))
-        assert answer.code == self.oracle.cancel(identity, self.now_ms, edit_lock_ms, version, purge=purge)
+        removal = self.store.cancel(*identity, edit_lock_ms=edit_lock_ms, version=version, purge=purge)
+        answer, moment = self.do_timed(removal)
+        now_ms = moment.of(answer.code)
+        assert answer.code == self.oracle.cancel(identity, now_ms, edit_lock_ms, version, purge=purge)
         self.happened(f"cancel: {answer.code}")
 
     @verb(
@@ -84,7 +86,7 @@ class CallerVerbs(World):
         given = {} if payload is None else {"payload": payload}
         progress = None if offset is None else Progress(slot_ms=due_ms, anchor_ms=due_ms)
         version = self.version(identity, wanted)
-        answer = self.do(
+        answer, moment = self.do_timed(
             self.store.reschedule(
                 *identity,
                 due="" if due_ms is None else f"@{due_ms}",
@@ -96,7 +98,7 @@ class CallerVerbs(World):
         )
         assert answer.code == self.oracle.change(
             identity,
-            self.now_ms,
+            moment.of(answer.code),
             edit_lock_ms,
             version,
             due_ms=due_ms,

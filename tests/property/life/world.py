@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
@@ -61,6 +61,17 @@ outcomes: st.SearchStrategy[Outcome] = st.sampled_from(
 )
 
 
+class Moment(NamedTuple):
+    """When a call was carried out, as nearly as can be told (epoch ms of the server)."""
+
+    earliest_ms: int
+    latest_ms: int
+
+    def of(self, code: str) -> int:
+        """The time at which a code is likeliest: an edit lock ends when its timer is due."""
+        return self.earliest_ms if code == "locked" else self.latest_ms
+
+
 Step = TypeVar("Step", bound=Callable[..., None])
 STEPS: Final[list[st.SearchStrategy[tuple[str, dict[str, Any]]]]] = []
 
@@ -101,6 +112,12 @@ class World(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.do(conserved(self.store))
         self.do(self.store.connections.close())
+
+    def do_timed(self, call: Awaitable[T]) -> tuple[T, Moment]:
+        """Answers also when the server can have carried it out."""
+        before_ms = self.do(self.store.now_ms())
+        answer = self.do(call)
+        return answer, Moment(before_ms, self.do(self.store.now_ms()))
 
     @property
     def stands_still(self) -> bool:

@@ -405,8 +405,8 @@ local function end_as(status, prefix, id, r, said, pod)
   return write(member_of(prefix, id), r)
 end
 
--- True within the edit lock before the due time. Without a lock a timer can be changed until it is claimed.
-local function locked(r, edit_lock_ms) return r.status == 's' and edit_lock_ms > 0 and now > r.due - edit_lock_ms end
+-- True within the edit lock before the due time. What is overdue, behind a pause say, can be changed until it is claimed.
+local function locked(r, edit_lock_ms) return r.status == 's' and now < r.due and now > r.due - edit_lock_ms end
 
 -- Read a timer that a caller wants to change. Answers also why nobody may, whatever the change is. An empty version stands for any.
 -- `expected` is a version, or nothing, and after an `@` the only life in which it is to be changed.
