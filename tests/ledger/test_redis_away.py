@@ -19,6 +19,7 @@ from timers.core.spec import NewTimer
 from timers.errors import AlreadyExists, NoProcessor, Unavailable
 from timers.ledger import facts
 from timers.ledger.database import Database
+from timers.store.callers import Quotas
 from timers.store.servers.connect import connect
 
 HEADERS, KEY = new_key()
@@ -90,6 +91,24 @@ async def test_the_api_takes_new_timers_for_as_long_as_redis_is_away(
         stranger = await api.call("POST", "/v1/timers", timer, headers={"Authorization": "Bearer nobody's"})
         assert stranger.status == (202 if keys is None else 401)
         (await api.call("GET", "/v1/timers", headers=HEADERS)).problem(503, "redis-unavailable")
+
+
+async def test_a_hung_redis_is_waited_for_once(
+    own: OwnServer, database: Database, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = await Fleet.over(own.url)
+    await fleet.pod(Calls(), ledger=database)
+    async with client_over(await open_store(connect(f"{own.url}&socket_timeout=0.5")), ledger=ledger_url) as client:
+        await client.create("note", "before", delay="24h")
+        await whole(fleet.store)
+        own.hang()
+        # Two of these waits are longer than the API's time for a call.
+        monkeypatch.setattr(Quotas, "arm", None)
+        replaced = await client.create("note", "before", delay="1h", if_exists="replace")
+        own.go_on()
+        assert (replaced.armed, replaced.durability) == (False, "ledger")
+        monkeypatch.undo()
+        await fleet.close()
 
 
 async def test_without_redis_the_ledger_knows_which_prefixes_nobody_serves(

@@ -5,7 +5,6 @@ has a timer of that name, Redis decides, and the row follows it.
 """
 
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -30,9 +29,6 @@ from timers.store.store import FOUNDING_TRIES, Arming, Identity, Reply, Store
 FAST: Final[Durability] = "fast"
 LEDGER: Final[Durability] = "ledger"
 
-
-_UNKNOWN: Final = "-"
-"""The life of a shard in a Redis that is away: no shard has that one."""
 
 _THERE: Final = frozenset(("exists", "kept", "replaced"))
 """Codes of replies about a timer that Redis had."""
@@ -63,8 +59,9 @@ class LedgerFirst:
     async def _arm_written(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
         """Write the new ones of these timers to the ledger, then arm all. The code `lost` says that Redis lacks a timer
         that the ledger has, because it has just lost it."""
-        sent, written, before = await self._write(armings)
+        sent, written = await self._write(armings)
         try:
+            sent, before = await self._placed(sent, written)
             replies = await self._quotas.arm(sent, quota)
         except Moving:  # whether the new place reads this ledger is not known
             wrong = [(a.prefix, a.id, a.created_ms) for a in sent if (a.prefix, a.id) in written]
@@ -107,20 +104,21 @@ class LedgerFirst:
                 replies[place] = replies[place]._replace(code="created")
         return {shard: stage.life for shard, stage in reached.items()}
 
-    async def _write(self, armings: Sequence[Arming]) -> tuple[list[Arming], set[Identity], Lives]:
-        """Write the rows of new timers. Returns the armings as Redis is to be sent them, which are new, and in which
-        lives the others are to be armed."""
+    async def _write(self, armings: Sequence[Arming]) -> tuple[list[Arming], set[Identity]]:
+        """Write the rows of new timers. Returns the armings with absolute due times, and which are new."""
         now_ms = round(self._store.clock.now_ms())
         # `_replace` takes twice as long.
         sent = [Arming(a.prefix, a.id, _absolute(a.due, now_ms), *a[3:7], now_ms, a.durability) for a in armings]
         if not sent:
-            return sent, set(), {}
-        written = await self._database.do(partial(rows.insert, rows=[self._new_row(a) for a in sent]))
-        there = [(a.prefix, a.id) for a in sent if (a.prefix, a.id) not in written]
-        before: Lives = dict.fromkeys({self._store.shard_of(*identity) for identity in there}, _UNKNOWN)
-        with suppress(Unavailable):  # what follows finds that out for itself
-            before = await given_back(self._store, self._database, there)
-        return [a if (a.prefix, a.id) in written else self._known(a, before) for a in sent], written, before
+            return sent, set()
+        return sent, await self._database.do(partial(rows.insert, rows=[self._new_row(a) for a in sent]))
+
+    async def _placed(self, armings: Sequence[Arming], written: Collection[Identity]) -> tuple[list[Arming], Lives]:
+        """The armings as Redis is to be sent them, and in which lives those that are not new are to be armed. Raises
+        Unavailable."""
+        there = [(a.prefix, a.id) for a in armings if (a.prefix, a.id) not in written]
+        before = await given_back(self._store, self._database, there)
+        return [a if (a.prefix, a.id) in written else self._known(a, before) for a in armings], before
 
     def _known(self, a: Arming, before: Lives) -> Arming:
         """The arming of a timer of which the ledger has another."""
