@@ -13,7 +13,7 @@ import hmac
 import re
 import secrets
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Literal, Self, get_args
@@ -124,6 +124,11 @@ class ApiKey:
     def name(self) -> str:
         """Its name, or its id if it has none."""
         return str(self.options.get("name", self.id))
+
+    @cached_property
+    def sees(self) -> Callable[[str], bool] | None:
+        """Tells the prefixes that it covers from others; None if it covers all."""
+        return None if self.scope.is_everything else self.scope.covers
 
     @cached_property
     def rate(self) -> Rate | None:

@@ -182,6 +182,19 @@ async def test_lists_stats_and_prefixes_show_only_own_prefixes(guarded: Api) -> 
     assert OTHER not in {view["prefix"] for view in shown}
 
 
+async def test_a_prefix_that_nobody_serves_is_refused_without_the_names_of_others(
+    server: EmbeddedServer, redis: Redis
+) -> None:
+    await redis.ping()
+    (secret, kept), (every, all_kept) = make_key(["mine*"], RIGHTS), make_key(["*"], RIGHTS)
+    new = {"prefix": "minework", "delay": "1h"}
+    async with running_api(server.url, [mine, theirs], keys=f"{kept.entry} {all_kept.entry}") as api:
+        for path, body in (("/v1/timers", new), ("/v1/timers/batch", {"timers": [new]})):
+            for key, names in ((secret, "(mine)"), (every, "(mine, theirs)")):
+                text = str((await api.call("POST", path, body, headers=bearer(key))).body)
+                assert f"a prefix that a processor serves {names}" in text
+
+
 async def test_a_cursor_of_anothers_list_opens_nothing(guarded: Api) -> None:
     await guarded.client.create(OTHER, "two", delay="2h")
     page = await guarded.client.list(prefix=OTHER, limit=1)

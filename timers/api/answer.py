@@ -61,7 +61,8 @@ RETRY_AFTER_SECONDS: Final = 1
 PENDING_RETRY_AFTER_SECONDS: Final = 60
 """Nobody knows when some of the waiting timers will have ended. Asking once a minute costs nothing."""
 
-_REPEAT: Final = "repeat it with PUT, or with an id and if_exists 'keep'"
+_CREATES: Final = ("/v1/timers", "/v1/timers/batch")
+_CREATE_AGAIN: Final = "repeat it with PUT, or with an id and if_exists 'keep'"
 
 ERRORS_SHOWN: Final = 20
 """The most entries in `errors[]`. A body can hold thousands of mistakes, and the answer must not be larger than the
@@ -176,9 +177,11 @@ def headers_of(error: TimersError) -> Mapping[str, str]:
     return {}
 
 
-def _in_doubt(error: Unavailable) -> Unavailable:
+def _in_doubt(error: Unavailable, request: web.Request) -> Unavailable:
     """The same error, for a call that may have changed something before Redis went away."""
-    known = "nothing was done" if error.nothing_done else f"the call may have taken effect: {_REPEAT}"
+    again = "repeat it" if request.method != "POST" else "look before you repeat it"
+    again = _CREATE_AGAIN if request.path in _CREATES else again
+    known = "nothing was done" if error.nothing_done else f"the call may have taken effect: {again}"
     return type(error)(f"{error}; {known}")
 
 
@@ -223,7 +226,7 @@ async def answer_problems(request: web.Request, handler: Handler) -> web.StreamR
     except web.HTTPException as error:
         return _of_http(request, error)
     except Unavailable as error:
-        return of_error(error if request.method in ("GET", "HEAD") else _in_doubt(error))
+        return of_error(error if request.method in ("GET", "HEAD") else _in_doubt(error, request))
     except TimersError as error:
         return of_error(error)
     except Exception:  # noqa: BLE001 (the connection must get an answer; the log gets the error)

@@ -89,7 +89,7 @@ def acting(client: TimerClient, request: web.Request) -> TimerClient:
     caller = request[_CALLER]
     most = caller.most_prefixes
     within = None if most is None else Quota(caller.options.get("pending"), caller.scope.patterns, most)
-    return client.acting(caller.name or None, within)
+    return client.acting(caller.name or None, within, caller.sees)
 
 
 def scope_of(request: web.Request) -> Scope:
@@ -99,8 +99,7 @@ def scope_of(request: web.Request) -> Scope:
 
 def visible_to(request: web.Request) -> Visible | None:
     """The prefixes that the request may see, or None if it may see all."""
-    scope = scope_of(request)
-    return None if scope.is_everything else scope.covers
+    return request[_CALLER].sees
 
 
 def require_visible(request: web.Request, prefix: str) -> None:

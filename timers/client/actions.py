@@ -161,8 +161,9 @@ class BulkAction(StrictModel):
             rule = "exactly one of delay and due_at" if one else "no due time, which only reschedule has"
             errors.append(FieldError("delay", shown(due or None), rule))
         changes = given.get("changes")
-        is_some = bool(changes.model_fields_set if isinstance(changes, TimerChange) else changes)
-        if (not is_some) if action == "change" else changes is not None:
+        if isinstance(changes, TimerChange):
+            changes = changes.model_dump(exclude_unset=True)
+        if (not changes) if action == "change" else changes is not None:
             rule = "the fields to change, as in a PATCH" if action == "change" else "no changes, which only change has"
             errors.append(FieldError("changes", shown(changes), rule))
         with suppress(InvalidInput):

@@ -82,6 +82,7 @@ class TimerClient(Timers):
     _by: str | None = None
     _quota: Quota | None = None
     _ledger: "LedgerFirst | None" = None
+    _visible: Visible | None = None
     _lives: Mapping[int, str] = MappingProxyType({})
 
     def __init__(
@@ -101,13 +102,15 @@ class TimerClient(Timers):
         self._edit_lock_ms, self._keeps_cancelled = edit_lock_ms, True
         self._database, self._durability = open_ledger(ledger), durability
 
-    def acting(self, by: str | None, quota: Quota | None = None) -> Self:
-        """A client that acts for a named caller: history and log record the name, and creates and retries beyond the
-        quota raise TooManyPending."""
-        if by == self._by and quota == self._quota:
+    def acting(self, by: str | None, quota: Quota | None = None, visible: Visible | None = None) -> Self:
+        """A client that acts for a named caller: history and log record the name, creates and retries beyond the quota
+        raise TooManyPending, and errors name only visible prefixes."""
+        if (by, quota, visible) == (self._by, self._quota, self._visible):
             return self
         client = copy(self)
-        client._by, client._quota = by, quota
+        client._by, client._quota, client._visible = by, quota, visible
+        if client._store is not None:
+            client._declared = client._declared.seen_by(visible)
         return client
 
     async def _changing(self, prefix: str, id: str) -> tuple[Store, str]:
@@ -149,7 +152,11 @@ class TimerClient(Timers):
         return client
 
     def _use(self, store: Store) -> Store:
-        self._store, self._feed, self._declared = store, Feed(partial(changes, store)), Declared(store)
+        self._store, self._feed, self._declared = (
+            store,
+            Feed(partial(changes, store)),
+            Declared(store).seen_by(self._visible),
+        )
         self._quotas = Quotas(store, edit_lock_ms=self._edit_lock_ms)
         arm: ArmAll = self._quotas.arm
         together = ARM_LIMIT

@@ -3,12 +3,13 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, islice
 from math import inf
 from operator import attrgetter, itemgetter
-from typing import Final, cast
+from typing import Final, Self, cast
 
 from timers.core.answers import ByStatus, Lateness, PrefixAnswer, StatsAnswer
 from timers.core.durations import format_time
@@ -19,7 +20,7 @@ from timers.core.model import Status, Timer
 from timers.errors import FieldError, NoProcessor, NotFound, Refused, shown
 from timers.store import queries
 from timers.store.cooperative import CachedRead, cooperatively
-from timers.store.filters import ALL, Filter
+from timers.store.filters import ALL, Filter, Visible
 from timers.store.identity import Loss
 from timers.store.membership import DELIVERY_STATES, Declaration, Member, Membership, Roster
 from timers.store.notifications import is_time
@@ -319,10 +320,19 @@ class Declared:
 
     def __init__(self, store: Store, *, fresh_seconds: float = FRESH_SECONDS) -> None:
         self._membership = Membership(store)
+        self._visible: Visible | None = None
         self._roster = CachedRead(self._read, fresh_seconds)
 
     async def _read(self) -> Roster:
         return await self._membership.declared(self._roster.last or Roster())
+
+    def seen_by(self, visible: Visible | None) -> Self:
+        """The same, for a caller whom errors tell of no other prefixes."""
+        if visible == self._visible:
+            return self
+        seen = copy(self)
+        seen._visible = visible
+        return seen
 
     async def refusals(self, prefixes: Iterable[str]) -> dict[str, NoProcessor]:
         """As `refusal`, for several prefixes: an error for each that has one."""
@@ -336,12 +346,12 @@ class Declared:
         asked_at = time.monotonic() if asked_at is None else asked_at
         if owner(prefix, (await self._roster.known()).declared) is not None:
             return None
-        return _refusal(prefix, (await self._roster.since(asked_at)).declared)
+        return self._refusal(prefix, (await self._roster.since(asked_at)).declared)
 
     def refusals_without_redis(self, prefixes: Iterable[str], others: Iterable[str]) -> dict[str, NoProcessor]:
         """As `refusals`, by what was last known and `others` that were declared; none if nothing is known."""
         declared = {*(self._roster.last or Roster()).declared, *others}
-        found = [(prefix, _refusal(prefix, declared)) for prefix in prefixes if declared]
+        found = [(prefix, self._refusal(prefix, declared)) for prefix in prefixes if declared]
         return {prefix: refused for prefix, refused in found if refused is not None}
 
     async def owner(self, prefix: str) -> str | None:
@@ -352,10 +362,10 @@ class Declared:
         """The declared prefixes of the calls of hooks, as of the last second. Raises Unavailable."""
         return [prefix for prefix in (await self._roster.known()).declared if prefix.startswith(CALLS)]
 
-
-def _refusal(prefix: str, declared: Collection[str]) -> NoProcessor | None:
-    if owner(prefix, declared) is not None:
-        return None
-    callers = [prefix for prefix in sorted(declared) if not is_own(prefix)]
-    known = shortened(callers) or "no prefix was ever declared"
-    return NoProcessor(FieldError("prefix", shown(prefix), f"a prefix that a processor serves ({known})"))
+    def _refusal(self, prefix: str, declared: Collection[str]) -> NoProcessor | None:
+        if owner(prefix, declared) is not None:
+            return None
+        callers = [each for each in sorted(declared) if not is_own(each)]
+        seen = [each for each in callers if self._visible is None or self._visible(each)]
+        known = shortened(seen) or ("none of this key's is declared" if callers else "no prefix was ever declared")
+        return NoProcessor(FieldError("prefix", shown(prefix), f"a prefix that a processor serves ({known})"))
