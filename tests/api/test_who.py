@@ -52,6 +52,22 @@ async def test_the_history_and_the_log_name_the_key_that_changed_a_timer(guarded
     assert " scheduled by billing: rescheduled" in "\n".join(explain(timer, timer.updated_ms))
 
 
+async def test_the_history_names_the_key_that_created_a_timer(guarded: Api) -> None:
+    async def creators(timer_id: str) -> list[str | None]:
+        timer = await guarded.client.get("test", timer_id)
+        return [entry.by for entry in timer.history if entry.cause == "created"]
+
+    made = await guarded.call("PUT", ONE, {"delay": "1h"}, headers=HEADERS)
+    assert [entry["by"] for entry in made.body["history"]] == ["billing"]
+    batch = {"timers": [{"prefix": "test", "id": "b", "delay": "1h"}]}
+    await guarded.call("POST", "/v1/timers/batch", batch, headers=HEADERS)
+    await guarded.call("PATCH", ONE, {"payload": 2}, headers=NAMELESS)
+    assert (await creators("one"), await creators("b")) == (["billing"], ["billing"])
+    replaced = await guarded.call("PUT", ONE, {"delay": "2h"}, headers=NAMELESS)
+    assert "billing" not in str(replaced.body["history"])  # the spec, which has its name, is another's
+    assert await creators("one") == [None]
+
+
 @pytest.mark.parametrize(("action", "cause"), [("cancel", "cancelled"), ("reschedule", "rescheduled")])
 async def test_an_action_on_many_timers_is_told_of_each(guarded: Api, action: str, cause: str) -> None:
     for timer_id in ("a", "b"):
@@ -103,3 +119,5 @@ async def test_a_name_cannot_break_the_record(api: Api) -> None:
     assert timer.history[0].cause == "cancelled"
     assert (timer.history[0].by or "").startswith("a b c")
     assert len(timer.history) == 2
+    made = await api.client.acting("a\nb  c\0").create("test", "two", delay="1h")
+    assert [entry.by for entry in made.history] == ["a b c"]

@@ -14,6 +14,7 @@ from timers.errors import NotFound
 from timers.ledger.inbox import Taken
 from timers.ledger.lives import Lives
 from timers.ledger.rows import Row, tombstone
+from timers.store.codec import encode_act
 from timers.store.marks import CAUSE
 from timers.store.store import Arming, Store
 
@@ -66,9 +67,10 @@ def _planned(row: Taken, asked: Request, now_ms: float) -> Arming:
     matters."""
     if asked.new is None:
         raise ValueError("a create has a timer")
-    arming = plan(asked.new, now_ms - row.age_ms, asked.traceparent, f"{CAUSE} {row.mark}")
+    arming = plan(asked.new, now_ms - row.age_ms, asked.traceparent)
     due = f"+{int(arming.due[1:]) - row.age_ms}" if arming.due[0] == "+" else arming.due
-    return arming._replace(due=due, durability="fast")  # the ledger has it
+    cause = encode_act("replaced", f"{CAUSE} {row.mark}")
+    return arming._replace(due=due, cause=cause, durability="fast")  # the ledger has it
 
 
 async def _act(client: TimerClient, asked: _Asked) -> dict[int, Result]:

@@ -246,7 +246,7 @@ def _renewed(timer: Timer, arming: Arming) -> Timer:
 
 def _fields(arming: Arming) -> dict[str, Any]:
     """What asks the inbox for the same. A ladder that gives the due time gives it there, too."""
-    kept = {name: value for name, value in arming.spec.items() if name != "ladder_first"}
+    kept = {name: value for name, value in arming.spec.items() if name not in ("ladder_first", codec.ARMED_BY)}
     due = {} if "ladder_first" in arming.spec else {"due_at": int(arming.due[1:])}
     return {**kept, **due, "if_exists": arming.if_exists}
 

@@ -28,7 +28,7 @@ from timers.errors import (
 )
 from timers.ids import new_id
 from timers.store.callers import Quota
-from timers.store.codec import encode_act
+from timers.store.codec import ARMED_BY, encode_act
 from timers.store.store import Arming, Reply
 
 P = ParamSpec("P")
@@ -42,8 +42,8 @@ def plan(
     by: str | None = None,
     durability: Durability = "fast",
 ) -> Arming:
-    """Plan a new timer's due time and first progress. The trace is kept with the spec; if it replaces another timer,
-    the history names who did that. `durability` is that of a timer that asks for none. Raises InvalidInput."""
+    """Plan a new timer's due time and first progress. The trace, and who arms it, are kept with the spec. `durability`
+    is that of a timer that asks for none. Raises InvalidInput."""
     new = new if isinstance(new, NewTimer) else NewTimer.parse(new)
     due_ms, progress = own_due_ms(new, now_ms), NO_PROGRESS
     if due_ms is None:
@@ -52,8 +52,12 @@ def plan(
     if new.repeat is not None:
         _require_before_end(new.repeat, due_ms)
         due, progress = f"@{due_ms}", start(due_ms)
-    spec = new.spec() if traceparent is None else {**new.spec(), "traceparent": traceparent}
+    spec = new.spec()
+    if traceparent is not None:
+        spec["traceparent"] = traceparent
     cause, durability = encode_act("replaced", by), new.durability or durability
+    if by is not None:
+        spec[ARMED_BY] = cause.partition(" ")[2]
     return Arming(new.prefix, new.id or new_id(), due, spec, progress, new.if_exists, cause, 0, durability)
 
 

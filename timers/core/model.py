@@ -17,7 +17,9 @@ from timers.core.shapes import Durability
 Cause = tuple[str, str]
 """A code and the details of this change (empty for none)."""
 
-ACTS: Final = frozenset(("replaced", "changed", "rescheduled", "fired", "cancelled", "removed", "retried", "replayed"))
+ACTS: Final = frozenset(
+    ("created", "replaced", "changed", "rescheduled", "fired", "cancelled", "removed", "retried", "replayed")
+)
 """What callers do. The details of such a change are the name of the caller's API key."""
 
 IMPORTED: Final = "imported"

@@ -39,6 +39,9 @@ NOTE_LIMIT_CHARACTERS: Final = 1200
 NOTE_READ_CHARACTERS: Final = 5 * NOTE_LIMIT_CHARACTERS
 """How much of a note is read: cleaning megabytes would take longer than running the timer."""
 
+ARMED_BY: Final = "armed_by"
+"""In a spec: the name of the API key that the timer was armed with."""
+
 HEAD: Final = struct.Struct(">2scIIIIQQQ")
 _TWO: Final = b"2 "
 """Of format 2: `2 `, the status's letter, version, attempt, failures, occurrence, token, creation and due time."""
@@ -218,7 +221,8 @@ def new_record(
 ) -> Timer:
     """The timer of the record that `arm` makes for a free identity: what `decode` would read from it. Its version and
     occurrence are 1; its token, attempt and failures are 0."""
-    at, history, status = created_ms, StoredHistory(created_ms, 1), Status.SCHEDULED
+    begun = encode({ARMED_BY: spec[ARMED_BY]}).encode() if ARMED_BY in spec else b"{}"
+    at, history, status = created_ms, StoredHistory(created_ms, 1, begun), Status.SCHEDULED
     return Timer(
         prefix, timer_id, status, due_ms, 1, 0, 0, 0, 1, at, at, spec, progress, None, history, True, durability
     )
@@ -284,7 +288,15 @@ class StoredHistory(Sequence[HistoryEntry]):
         if self._version - jumps > HISTORY_LIMIT:
             dropped = self._version - jumps - len(self) + 1
             return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, "dropped", str(dropped))
-        return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, "created")
+        by = self._armed_by() if ARMED_BY.encode() in self.spec else ""
+        return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, "created", by)
+
+    def _armed_by(self) -> str:
+        """Who created the timer; empty if nobody knows, or if somebody has replaced it, whom the spec names then."""
+        try:
+            return "" if b" replaced" in self._text else str(json.loads(self.spec).get(ARMED_BY, ""))
+        except _UNREADABLE:
+            return ""
 
     def _entry(self, line: bytes) -> HistoryEntry:
         """History is for people: an entry that cannot be read says so and stops nothing."""
