@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
@@ -24,7 +25,6 @@ from timers.store.servers.connect import connect
 
 HEADERS, KEY = new_key()
 MODES: tuple[IfExists, ...] = ("error", "error", "replace")
-NAMES = ("before", "meanwhile", "batch")
 
 
 @pytest.fixture
@@ -160,6 +160,29 @@ async def test_what_is_replaced_meanwhile_is_replaced_later(
     assert made.updated_ms == made.history[0].at_ms >= before.created_ms
     await client.create("note", "meanwhile", delay="24h", payload=4)
     await client.create("note", "meanwhile", delay="48h", payload=5, if_exists="replace")
+    with pytest.raises(Unavailable):  # it may have ended by now, and then again not
+        await client.create("note", "runs", delay="1h", if_exists="replace")
+    await own.up()
+
+    await eventually(partial(payloads_are, client, before=3, meanwhile=5), "all are replaced, and by the last")
+    timer = await client.get("note", "before")
+    assert (timer.version, timer.created_ms, timer.tags) == (twice_replaced, before.created_ms, ["new"])
+    assert timer.due_ms - made.due_ms in range(-1000, 1000)
+    assert timer.to_json()["retry"] == made.to_json()["retry"]
+    held.release.set()
+    rows = await agreed(database, fleet.store)
+    assert {name: row.version for name, row in rows.items()}["note:before"] == twice_replaced
+    await fleet.close()
+
+
+async def test_replaces_of_one_timer_that_come_together_meanwhile_all_count(
+    own: OwnServer, client: TimerClient, database: Database
+) -> None:
+    fleet = await Fleet.over(own.url)
+    await fleet.pod(Calls(), ledger=database)
+    await client.create("note", "before", delay="24h")
+    own.down()
+    client._declared = Declared(fleet.store, fresh_seconds=0)
     together = [
         client.arm(NewTimer(prefix="note", id="together", delay="24h", payload=n, if_exists="replace"))
         for n in range(4)
@@ -169,25 +192,17 @@ async def test_what_is_replaced_meanwhile_is_replaced_later(
         [NewTimer(prefix="note", id="batch", delay="24h", payload=n, if_exists=mode) for n, mode in enumerate(MODES)]
     )
     assert [getattr(each, "how", None) for each in answers] == ["created", None, "replaced"]
-    with pytest.raises(Unavailable):  # it may have ended by now, and then again not
-        await client.create("note", "runs", delay="1h", if_exists="replace")
     await own.up()
-
-    async def replaced() -> bool:
-        found = await client.batch([NewTimer(prefix="note", id=name, delay="1h", if_exists="keep") for name in NAMES])
-        return [each.timer.payload for each in found if isinstance(each, Armed)] == [3, 5, 2]
 
     async def each_counts() -> bool:
         causes = [entry.cause for entry in (await client.get("note", "together")).history]
         return causes.count("replaced") == 3
 
-    await eventually(replaced, "all are replaced, and by the last")
+    await eventually(partial(payloads_are, client, batch=2), "the batch's last replaces its first")
     await eventually(each_counts, "none of those that came together was dropped")
-    timer = await client.get("note", "before")
-    assert (timer.version, timer.created_ms, timer.tags) == (twice_replaced, before.created_ms, ["new"])
-    assert timer.due_ms - made.due_ms in range(-1000, 1000)
-    assert timer.to_json()["retry"] == made.to_json()["retry"]
-    held.release.set()
-    rows = await agreed(database, fleet.store)
-    assert {name: row.version for name, row in rows.items()}["note:before"] == twice_replaced
     await fleet.close()
+
+
+async def payloads_are(client: TimerClient, **wanted: int) -> bool:
+    found = await client.batch([NewTimer(prefix="note", id=name, delay="1h", if_exists="keep") for name in wanted])
+    return [each.timer.payload for each in found if isinstance(each, Armed)] == list(wanted.values())
