@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.engine.fleet import until
 from timers.engine import supervisor
@@ -151,6 +152,27 @@ async def test_pauses_double_up_to_the_longest_and_start_over_after_a_steady_run
         await ended.wait()
     await watched.stop()
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5, 0.5, 0.05, 0.1]
+
+
+async def test_the_log_says_once_for_each_reason_that_a_service_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = iter(["refused"] * 3 + ["loading"] * 3)
+    part = Part()
+
+    async def live() -> None:
+        reason = next(reasons, "refused")
+        if part.starts > 20:  # a minute later
+            monkeypatch.setattr(supervisor, "REMINDER_SECONDS", 0.0)
+        if part.starts > 22:
+            await asyncio.Event().wait()
+        raise Unavailable(reason)
+
+    part._live = live
+    watched = watching(part)
+    with capture_logs() as logs:
+        watched.start()
+        await until(lambda: part.starts > 22, "it was started again")
+        await watched.stop()
+    assert [log["reason"] for log in logs] == ["refused", "loading", "refused", "refused", "refused"]
 
 
 async def test_start_and_stop_are_idempotent() -> None:

@@ -20,6 +20,10 @@ longest pause, because what became due meanwhile must start within a second."""
 STEADY_SECONDS: Final = 1.0
 """A service that ran this long starts over with the first pause: one outage must not lengthen the next."""
 
+REMINDER_SECONDS: Final = 60.0
+"""A service that still waits for the same reason says so again after this long. Else an outage would fill the log: a
+pod has nine services, and each tries again twice a second."""
+
 _log = get_logger("timers.supervisor")
 _lifespans_log = get_logger("timers.lifespans")
 
@@ -44,6 +48,8 @@ class Supervisor:
         self._services = services
         self._states = dict.fromkeys(services, "stopped")
         self._watched: list[asyncio.Task[None]] = []
+        self._said: dict[str, tuple[str, float]] = {}
+        """By name, for what reason a service waits and when the log was told."""
 
     @property
     def states(self) -> Mapping[str, str]:
@@ -89,9 +95,35 @@ class Supervisor:
                 raise
             how = "it cancelled itself"
         except Exception as error:  # noqa: BLE001 (a service that failed is started again, whatever it was)
-            return _report_failure(name, error)
+            return self._report_failure(name, error)
         _log.error("service ended and is restarted", service=name, how=how)
         return f"restarting: {how}"
+
+    def _report_failure(self, name: str, error: Exception) -> str:
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, Moving):  # which `peers` logs once
+            return f"waiting: {error}"
+        reason = str(error)
+        if isinstance(error, Unavailable):
+            if self._is_news(name, reason):
+                _log.warning("service waits for Redis", service=name, reason=reason)
+            return f"{'waiting' if isinstance(error, Full) else 'restarting'}: {reason}"
+        if isinstance(error, LedgerUnavailable):
+            if self._is_news(name, reason):
+                _log.warning("service waits for the ledger", service=name, reason=reason)
+            return f"waiting: {reason}"
+        _log.error("service failed and is restarted", service=name, exc_info=error)
+        return f"restarting: {type(error).__name__}: {reason}"
+
+    def _is_news(self, name: str, reason: str) -> bool:
+        """Whether the log is to say why a service waits."""
+        now = asyncio.get_running_loop().time()
+        said, at = self._said.get(name, ("", now))
+        if said == reason and now - at < REMINDER_SECONDS:
+            return False
+        self._said[name] = reason, now
+        return True
 
 
 class ThreadSupervisor(Supervisor):
@@ -123,21 +155,6 @@ def _is_cancelled() -> bool:
     failure, and a service may return when it is cancelled."""
     current = asyncio.current_task()
     return current is not None and current.cancelling() > 0
-
-
-def _report_failure(name: str, error: Exception) -> str:
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, Moving):  # which `peers` logs once
-        return f"waiting: {error}"
-    if isinstance(error, Unavailable):
-        _log.warning("service waits for Redis", service=name, reason=str(error))
-        return f"{'waiting' if isinstance(error, Full) else 'restarting'}: {error}"
-    if isinstance(error, LedgerUnavailable):
-        _log.warning("service waits for the ledger", service=name, reason=str(error))
-        return f"waiting: {error}"
-    _log.error("service failed and is restarted", service=name, exc_info=error)
-    return f"restarting: {type(error).__name__}: {error}"
 
 
 class Lifespans:
