@@ -1,5 +1,7 @@
 """What else a db needs comes back with its timers: API keys, declarations and pauses."""
 
+from functools import partial
+
 from tests.engine.fleet import Calls, Fleet
 from tests.ledger.copies import agreed
 from tests.waiting import eventually
@@ -62,21 +64,44 @@ async def test_a_pod_that_starts_in_an_emptied_db_leaves_longer_prefixes_alone(
     assert pod.worker.peers.owner("note-special") == "note-special"
 
 
-async def test_what_was_taken_back_does_not_come_again(fleet: Fleet, database: Database) -> None:
+async def test_what_was_taken_back_while_no_pod_kept_it_does_not_come_again(fleet: Fleet, database: Database) -> None:
+    pod = await fleet.pod(Calls(), ledger=database)
     await fleet.client.pause("note")
-    known = await keep_facts(fleet.store, database, None)
+
+    async def is_paused() -> bool:
+        return ("paused", "note") in await kept(database)
+
+    async def is_not() -> bool:
+        return not await is_paused()
+
+    await eventually(is_paused, "the ledger has the pause")
+    await fleet.kill(pod)
     await fleet.client.resume("note")
-    await keep_facts(fleet.store, database, known)
-    assert ("paused", "note") not in await kept(database)
+    await fleet.pod(Calls(), name="b", ledger=database)
+    await eventually(is_not, "the next pod deletes it")
+
+
+async def test_a_ledger_that_lost_them_has_them_again(fleet: Fleet, database: Database) -> None:
+    await fleet.pod(Calls(), ledger=database)
+    await fleet.client.pause("note")
+    await Callers(fleet.store).keep("k1", "entry")
+    wanted = {("paused", "note"), ("key", "k1"), ("declared", "note")}
+
+    async def has_them() -> bool:
+        return wanted <= (await kept(database)).keys()
+
+    await eventually(has_them, "the ledger has them")
+    await database.do(partial(facts.write, changed={}, gone=wanted))
+    await eventually(has_them, "the ledger has them again")
 
 
 async def test_a_lost_db_takes_nothing_from_the_ledger(fleet: Fleet, database: Database) -> None:
     await fleet.client.create("note", "a", delay="24h")
     await fleet.client.pause("note")
-    known = await keep_facts(fleet.store, database, None)
+    await keep_facts(fleet.store, database)
     before = await kept(database)
     await fleet.redis.delete(keys.META, "timers:{pods}:declared", "timers:{0}:paused", "timers:{0}:pauses")
-    assert await keep_facts(fleet.store, database, known) is None
+    await keep_facts(fleet.store, database)
     assert await kept(database) == before
     await give_facts_back(fleet.store, database)
     assert set(await read_pauses(fleet.store)) == {"note"}

@@ -286,7 +286,7 @@ async def test_a_timer_of_a_paused_prefix_came_back_before_its_pause(
 ) -> None:
     await client.create("note", "a", delay="24h")
     await client.pause("note")
-    await keep_facts(fleet.store, database, None)
+    await keep_facts(fleet.store, database)
     await fleet.redis.flushall()
     await fleet.store.identity.refresh()
     assert (await client.get("note", "a")).status == "scheduled"

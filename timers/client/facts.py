@@ -4,7 +4,7 @@ them. (Hooks are said again by the pods that ask for them.)
 The functions raise Unavailable and LedgerUnavailable.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from functools import partial
 from typing import Final
 
@@ -12,33 +12,34 @@ from timers.ledger import facts
 from timers.ledger.database import Database, Transacting
 from timers.store.callers import Callers
 from timers.store.copying import put_declaration, put_key, put_pause, read_declarations, read_pauses
-from timers.store.following import is_still
+from timers.store.following import is_still, stages
 from timers.store.membership import Declaration
 from timers.store.store import Store
-
-Facts = Mapping[tuple[str, str], str]
-"""By kind and name: an API `key`'s entry, who `declared` a prefix (`<ms> <pod>`), since when one is `paused` (ms, or
-nothing)."""
 
 KEY: Final = "key"
 DECLARED: Final = "declared"
 PAUSED: Final = "paused"
+KINDS: Final = (KEY, DECLARED, PAUSED)
+
+FIRST_SHARD: Final = 0
+"""Whoever leads it keeps the facts."""
 
 
-async def keep_facts(store: Store, database: Database, known: Facts | None) -> Facts | None:
-    """Write what has changed in Redis since `known`. A fact that is gone is deleted only if the same db had it then.
-    Returns what there is now; None if the db was lost meanwhile."""
+async def keep_facts(store: Store, database: Database) -> None:
+    """Make the ledger's facts those of Redis. One that Redis does not have is deleted only if the shard that this pod
+    follows was restored in full, and with it the facts."""
     epoch, now = store.identity.epoch, await _read(store)
+    is_whole = (await stages(store, [FIRST_SHARD]))[FIRST_SHARD].is_whole
     if not await is_still(store, epoch):
-        return None
-    changed = {fact: value for fact, value in now.items() if known is None or known.get(fact) != value}
-    gone = [] if known is None else [fact for fact in known if fact not in now]
+        return
+    kept = await database.do(facts.read, writes=False)
+    changed = {fact: value for fact, value in now.items() if kept.get(fact) != value}
+    gone = [fact for fact in kept if fact[0] in KINDS and fact not in now] if is_whole else []
     if changed or gone:
         await database.do(partial(facts.write, changed=changed, gone=gone))
-    return now
 
 
-async def give_facts_back(store: Store, database: Transacting, kinds: Container[str] = (KEY, DECLARED, PAUSED)) -> None:
+async def give_facts_back(store: Store, database: Transacting, kinds: Container[str] = KINDS) -> None:
     """Put back what the ledger has of these kinds and Redis has not."""
     for (kind, name), value in (await database.do(facts.read, writes=False)).items():
         match kind if kind in kinds else None:
@@ -55,6 +56,8 @@ async def give_facts_back(store: Store, database: Transacting, kinds: Container[
 
 
 async def _read(store: Store) -> dict[tuple[str, str], str]:
+    """By kind and name: an API `key`'s entry, who `declared` a prefix (`<ms> <pod>`), since when one is `paused` (ms,
+    or nothing)."""
     declared, pauses = await read_declarations(store), await read_pauses(store)
     return {
         **{(KEY, key_id): entry for key_id, entry in (await Callers(store).entries()).items()},

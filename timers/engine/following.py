@@ -14,7 +14,7 @@ from typing import Final
 
 from timers.client.copies import give_back, restored, row_of
 from timers.client.drift import take_away
-from timers.client.facts import DECLARED, Facts, give_facts_back, keep_facts
+from timers.client.facts import DECLARED, FIRST_SHARD, give_facts_back, keep_facts
 from timers.client.lives import enter
 from timers.client.progress import Shares
 from timers.engine.peers import Peers
@@ -102,7 +102,6 @@ class Following:
         """The Redis servers that this pod has met at its URL, one after the other."""
         self._neglect = Neglect(pod.store)
         self._progress = Shares(database)
-        self._facts: Facts | None = None
         self._facts_at = 0.0
 
     @property
@@ -176,10 +175,8 @@ class Following:
 
     async def _keep_facts(self) -> None:
         """Copy what else a restore needs, where this pod leads the first shard."""
-        if self._peers.rank(0) != 0:
-            self._facts = None
-        elif time.monotonic() >= self._facts_at:
-            self._facts = await keep_facts(self._store, self._database, self._facts)
+        if self._peers.rank(FIRST_SHARD) == 0 and time.monotonic() >= self._facts_at:
+            await keep_facts(self._store, self._database)
             self._facts_at = time.monotonic() + FACTS_SECONDS
 
     async def _help(self, others: Sequence[int]) -> None:
