@@ -318,3 +318,46 @@ async def test_a_pod_goes_on_after_its_connections_were_cut(database: Database, 
             await arm(tx, "note", id, delay=0)
         await until(lambda ran=count: len(calls) == ran, f"{id} has run")  # type: ignore[misc]
     assert calls.ids == ["a", "b", "c"]
+
+
+async def test_a_problem_that_the_database_cannot_hold_stops_no_other_row(
+    database: Database, fleet: Fleet, by_hand: Inbox
+) -> None:
+    await fleet.pod(Calls(), ledger=None)
+    unknown: dict[str, Any] = {"a\0b": 1}
+    await ask(database, "bad", **unknown, delay="1h")
+    await ask(database, "good", delay="1h")
+    await drained(by_hand)
+    assert await left(database) == 0
+    assert "a\ufffdb" in (await problems(database))["bad"]
+    assert (await fleet.client.get("note", "good")).status == "scheduled"
+
+
+async def test_a_row_that_is_inserted_again_with_its_number_may_be_refused_again(
+    database: Database, fleet: Fleet, by_hand: Inbox
+) -> None:
+    await fleet.pod(Calls(), ledger=None)
+    await ask(database, "bad", delay="soon")
+    await drained(by_hand)
+    async with database.transaction() as connection:
+        columns = ("seq", "prefix", "id", "action", "body", "at")
+        again = select(*(refused.c[name] for name in columns))
+        await connection.execute(inbox.insert().from_select(columns, again))
+    await ask(database, "other", delay="soon")
+    await drained(by_hand)
+    assert await left(database) == 0
+    async with database.transaction() as connection:
+        found = (await connection.execute(select(refused.c.seq, refused.c.id).order_by(refused.c.seq))).all()
+    assert sorted(row.id for row in found) == ["bad", "bad", "other"]
+
+
+async def test_text_that_is_not_utf8_stops_no_other_row(database: Database, fleet: Fleet, by_hand: Inbox) -> None:
+    if database.dialect != "sqlite":
+        pytest.skip("PostgreSQL takes none")
+    await fleet.pod(Calls(), ledger=None)
+    async with database.transaction() as connection:
+        for body in ("x'7bff7d'", '\'{"delay": "1h"}\''):
+            values = f"VALUES ('note', hex({body}), 'create', CAST({body} AS TEXT))"
+            await connection.execute(text(f"INSERT INTO timers_inbox (prefix, id, action, body) {values}"))
+    await drained(by_hand)
+    assert (await left(database), list(await problems(database))) == (0, ["7BFF7D"])

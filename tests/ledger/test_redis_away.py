@@ -16,7 +16,7 @@ from tests.waiting import eventually
 from timers.client import Armed, TimerClient, client_over, open_store
 from timers.client.fleet import Declared
 from timers.core.shapes import IfExists
-from timers.core.spec import NewTimer
+from timers.core.spec import NewTimer, TimerChange
 from timers.errors import AlreadyExists, NoProcessor, Unavailable
 from timers.ledger import facts
 from timers.ledger.database import Database
@@ -203,6 +203,35 @@ async def test_replaces_of_one_timer_that_come_together_meanwhile_all_count(
     await fleet.close()
 
 
-async def payloads_are(client: TimerClient, **wanted: int) -> bool:
+async def payloads_are(client: TimerClient, **wanted: object) -> bool:
     found = await client.batch([NewTimer(prefix="note", id=name, delay="1h", if_exists="keep") for name in wanted])
     return [each.timer.payload for each in found if isinstance(each, Armed)] == list(wanted.values())
+
+
+async def test_what_comes_after_a_replacement_that_waits_is_done_after_it(
+    own: OwnServer, client: TimerClient, database: Database
+) -> None:
+    names = ("cancelled", "replaced", "changed")
+    fleet = await Fleet.over(own.url)
+    pod = await fleet.pod(Calls(), ledger=database)
+    for name in names:
+        await client.create("note", name, delay="24h", payload="before")
+    await whole(fleet.store)
+    await fleet.kill(pod)
+    own.down()
+    client._declared = Declared(fleet.store, fresh_seconds=0)
+    for name in names:
+        await client.create("note", name, delay="24h", payload="away", if_exists="replace")
+    await own.up()
+    for refused in (client.cancel("note", "cancelled"), client.change("note", "changed", TimerChange(payload="new"))):
+        with pytest.raises(Unavailable, match="inbox") as raised:  # nobody has carried it out yet
+            await refused
+        assert raised.value.nothing_done
+    assert not (await client.create("note", "replaced", delay="24h", payload="new", if_exists="replace")).armed
+    await fleet.pod(Calls(), name="b", ledger=database)
+    assert (await client.cancel("note", "cancelled")).payload == "away"
+    assert (await client.change("note", "changed", TimerChange(payload="new"))).payload == "new"
+    await eventually(partial(payloads_are, client, replaced="new", changed="new"), "the last one counts")
+    await agreed(database, fleet.store)
+    assert (await client.get("note", "cancelled")).status == "cancelled"
+    await fleet.close()

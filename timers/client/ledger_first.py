@@ -4,6 +4,7 @@ A new timer's row is what Redis will make of it, creation and all, so nothing ha
 has a timer of that name, Redis decides, and the row follows it.
 """
 
+import asyncio
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final
@@ -17,7 +18,7 @@ from timers.core.fields import encode
 from timers.core.model import Status, Timer
 from timers.core.shapes import Durability
 from timers.errors import Moving, Unavailable
-from timers.ledger import facts, requests, rows
+from timers.ledger import facts, inbox, requests, rows
 from timers.ledger.database import Transacting
 from timers.ledger.lives import Lives, save
 from timers.ledger.rows import NewRow, Row
@@ -29,6 +30,9 @@ from timers.store.store import FOUNDING_TRIES, Arming, Identity, Reply, Store
 FAST: Final[Durability] = "fast"
 LEDGER: Final[Durability] = "ledger"
 
+
+_PAUSES: Final = (0.05, 0.1, 0.2, 0.4)
+"""Seconds between looks at the inbox. Pods that live carry a row out within the first two."""
 
 _THERE: Final = frozenset(("exists", "kept", "replaced"))
 """Codes of replies about a timer that Redis had."""
@@ -118,6 +122,7 @@ class LedgerFirst:
         Unavailable."""
         there = [(a.prefix, a.id) for a in armings if (a.prefix, a.id) not in written]
         before = await given_back(self._store, self._database, there)
+        await self._in_order(there)
         return [a if (a.prefix, a.id) in written else self._known(a, before) for a in armings], before
 
     def _known(self, a: Arming, before: Lives) -> Arming:
@@ -176,7 +181,21 @@ class LedgerFirst:
         was lost and is still being restored. Raises LedgerUnavailable if the ledger is away, and Unavailable; nothing
         was changed then."""
         (life,) = (await given_back(self._store, self._database, [identity])).values()
+        await self._in_order([identity])
         return life
+
+    async def _in_order(self, identities: Sequence[Identity]) -> None:
+        """Wait until the inbox has nothing for these timers, such as a replacement that was accepted while Redis was
+        away: done after what comes now, it would undo it. Raises Unavailable."""
+        if not identities:
+            return
+        waited = partial(inbox.waits_for, identities=identities)
+        for pause in (*_PAUSES, None):
+            if not await self._database.do(waited, writes=False):
+                return
+            if pause is not None:
+                await asyncio.sleep(pause)
+        raise Unavailable("the inbox has something for this timer that no pod has carried out yet", nothing_done=True)
 
     async def keep(self, timer: Timer, life: str, *, removed: bool) -> None:
         """Write what a change has made of a timer in a life of its shard. Raises Unavailable if what the ledger had

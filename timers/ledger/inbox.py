@@ -4,7 +4,8 @@ A row is deleted by being taken, in the transaction that carries it out. Nobody 
 committed later may have a lower one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -54,10 +55,19 @@ async def waiting(connection: AsyncConnection) -> bool:
     return (await connection.execute(_ANY)).first() is not None
 
 
+async def waits_for(connection: AsyncConnection, identities: Sequence[tuple[str, str]]) -> bool:
+    """Whether there are rows for one of these timers."""
+    for start in range(0, len(identities), TAKEN):
+        named = sa.tuple_(inbox.c.prefix, inbox.c.id).in_(identities[start : start + TAKEN])
+        if (await connection.execute(_ANY.where(named))).first() is not None:
+            return True
+    return False
+
+
 async def take(connection: AsyncConnection, most: int = TAKEN) -> list[Taken]:
     """Take rows out that no other pod has, oldest first: of each timer only the first, so that the others follow in
     order. If the transaction is undone they are back."""
-    found = await connection.execute(_TAKE, {"most": most})
+    found = await connection.execute(_TAKE[connection.dialect.name], {"most": most})
     return [
         Taken(seq, _text(prefix), _text(id), _text(action), _text(body), at, max(now - at, 0))
         for seq, prefix, id, action, body, at, now in map(_timed, sorted(map(tuple, found), key=itemgetter(0)))
@@ -66,9 +76,16 @@ async def take(connection: AsyncConnection, most: int = TAKEN) -> list[Taken]:
 
 async def refuse(connection: AsyncConnection, problems: Sequence[tuple[Taken, str]]) -> None:
     """Keep rows with a problem where a person finds them."""
-    if problems:
-        rows = [{**row._asdict(), "problem": problem} for row, problem in problems]
-        await connection.execute(refused.insert(), [{c.name: row[c.name] for c in refused.c} for row in rows])
+    if not problems:
+        return
+    rows = [{**row._asdict(), "problem": problem.replace("\0", "\ufffd")} for row, problem in problems]
+    asked = sa.select(refused.c.seq).where(refused.c.seq.in_([row["seq"] for row in rows]))
+    there = {seq for (seq,) in await connection.execute(asked)}
+    if there:  # refused before and inserted again, or the inbox counts anew: both stay
+        newest = (await connection.execute(sa.select(sa.func.max(refused.c.seq)))).scalar_one()
+        free = count(max(newest, *(row["seq"] for row in rows)) + 1)
+        rows = [{**row, "seq": next(free)} if row["seq"] in there else row for row in rows]
+    await connection.execute(refused.insert(), [{c.name: row[c.name] for c in refused.c} for row in rows])
 
 
 async def count_refused(connection: AsyncConnection) -> int:
@@ -103,18 +120,28 @@ def _timed(row: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """SQLite takes a value of any type."""
-    return value if isinstance(value, str) else str(value)
+    """SQLite takes a value of any type, and text that is not UTF-8."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _take() -> sa.Executable:
+def _take(text: Callable[[sa.Column[Any]], sa.ColumnElement[Any]]) -> sa.Executable:
     earlier = inbox.alias("earlier")
     same = (earlier.c.prefix == inbox.c.prefix) & (earlier.c.id == inbox.c.id) & (earlier.c.seq < inbox.c.seq)
     first = sa.select(inbox.c.seq).where(~sa.exists().where(same)).order_by(inbox.c.seq).limit(sa.bindparam("most"))
     free = first.with_for_update(skip_locked=True, of=inbox)
-    columns = (inbox.c.seq, inbox.c.prefix, inbox.c.id, inbox.c.action, inbox.c.body, inbox.c.at, now_ms())
+    columns = (
+        inbox.c.seq,
+        *map(text, (inbox.c.prefix, inbox.c.id, inbox.c.action, inbox.c.body)),
+        inbox.c.at,
+        now_ms(),
+    )
     return inbox.delete().where(inbox.c.seq.in_(free)).returning(*columns)
 
 
-_TAKE: Final = _take()
+def _bytes(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    """The bytes of a text, because the driver refuses all rows if one has what is not UTF-8."""
+    return sa.cast(column, sa.LargeBinary)
+
+
+_TAKE: Final = {"postgresql": _take(lambda column: column), "sqlite": _take(_bytes)}
 _ANY: Final = sa.select(inbox.c.seq).limit(1)
