@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.ledger.copies import agreed, in_ledger
 from tests.ledger.test_doctor import check_of
+from tests.life.test_backup import exported, imported
 from tests.life.test_limits import Busy, arm, ended, ids
 from tests.members import declare
 from tests.waiting import eventually
@@ -282,3 +283,23 @@ async def test_what_was_restored_is_written_to_the_ledger_once(
     await fleet.client.create("note", "later", delay="24h", durability="fast")
     await agreed(database, fleet.store)
     assert sorted(written) == [*(f"{number:02}" for number in range(20)), "later"]
+
+
+async def test_what_was_removed_and_imported_again_stays(fleet: Fleet, database: Database) -> None:
+    await fleet.pod(Calls(), ledger=database)
+    for name in ("a", "b"):
+        await fleet.client.create("note", name, delay="24h", payload=name)
+    lines = await exported(fleet)
+    await fleet.client.cancel("note", "a", purge=True)
+    await fleet.client.cancel("note", "b")
+    await fleet.client.cancel("note", "b", purge=True)
+
+    async def are_gone() -> bool:
+        return not await in_ledger(database)
+
+    await eventually(are_gone, "the ledger knows that they were removed")
+    assert (await imported(fleet, lines, ledger=database)).by_result["timers"] == {"restored": 2}
+    found = await agreed(database, fleet.store)
+    assert {name: row.status for name, row in found.items()} == {"note:a": "scheduled", "note:b": "scheduled"}
+    await fleet.redis.flushall()
+    assert {timer.payload for timer in (await whole(fleet, "a", "b")).values()} == {"a", "b"}

@@ -188,6 +188,7 @@ def import_all(
             if_exists=if_exists,
             rebase=rebase,
             dry_run=dry_run,
+            ledger=client.ledger,
         )
         try:
             with progress("import", begun.expected) as tell:

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version as version_of
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 from timers.core.durations import format_time, parse_time
 from timers.core.fields import check_id, check_prefix, covers, decode, encode
@@ -33,6 +34,9 @@ from timers.store.membership import Declaration
 from timers.store.queries import totals
 from timers.store.restoring import RecordParts, Restored, put_together, restore, taken_apart
 from timers.store.store import Store
+
+if TYPE_CHECKING:
+    from timers.ledger.database import Database
 
 FORMAT: Final = 1
 """Of the export. A reader refuses a newer one."""
@@ -211,9 +215,11 @@ class Import:
         if_exists: IfExists = "newer",
         rebase: bool = False,
         dry_run: bool = False,
+        ledger: "Database | None" = None,
     ) -> None:
         """`tell` is called with the number of each bad line, and what is wrong with it. Raises Refused if the header is
         none."""
+        self._ledger = None if dry_run else ledger
         self._store, self._tell, self._if_exists, self._dry_run = store, tell, if_exists, dry_run
         said = _header(header)
         exported_ms = parse_time(said["time"], "time")
@@ -293,6 +299,12 @@ class Import:
         batch, self._waiting, self._bytes = self._waiting, [], 0
         if not batch:
             return
+        if self._ledger is not None:
+            from timers.ledger.rows import forget_removed  # noqa: PLC0415 (what it needs is an extra)
+
+            # A removal is newer than what was exported before it, so the ledger would have the timers removed again.
+            names = [(record.prefix, record.id) for _, record in batch]
+            await self._ledger.do(partial(forget_removed, identities=names))
         codes = await restore(
             self._store,
             [record for _, record in batch],

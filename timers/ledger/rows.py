@@ -176,6 +176,13 @@ async def take_back(connection: AsyncConnection, made: Iterable[tuple[str, str, 
         await connection.execute(sa.delete(timers).where(of_it, timers.c.version == 1))
 
 
+async def forget_removed(connection: AsyncConnection, identities: Sequence[Identity]) -> None:
+    """Delete what is left of removed timers, so that they can come back as they were."""
+    for start in range(0, len(identities), SAVED):
+        named = IDENTITY.in_(identities[start : start + SAVED])
+        await connection.execute(sa.delete(timers).where(named, timers.c.status == PURGED))
+
+
 async def await_arming(connection: AsyncConnection, made: Iterable[tuple[str, str, int]]) -> None:
     """Note that Redis does not have these new timers yet: prefix, id and creation of each."""
     for prefix, timer_id, created in made:
