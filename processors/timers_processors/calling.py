@@ -200,7 +200,7 @@ def _retry_after(response: ClientResponse) -> float | None:
         seconds = float(given[:9]) if is_number else parsedate_to_datetime(given).timestamp() - time.time()
     except (ValueError, OverflowError):
         return None
-    return later(min(max(seconds, 1.0), WAIT_AT_MOST_SECONDS))
+    return min(later(max(seconds, 1.0)), WAIT_AT_MOST_SECONDS)
 
 
 def accepted(call: Call, answer: HttpAnswer, *, fails_on_4xx: bool = True) -> str:

@@ -289,6 +289,7 @@ async def test_what_was_removed_and_imported_again_stays(fleet: Fleet, database:
     await fleet.pod(Calls(), ledger=database)
     for name in ("a", "b"):
         await fleet.client.create("note", name, delay="24h", payload=name)
+    await agreed(database, fleet.store)
     lines = await exported(fleet)
     await fleet.client.cancel("note", "a", purge=True)
     await fleet.client.cancel("note", "b")

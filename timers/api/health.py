@@ -84,7 +84,7 @@ class HealthRoutes:
         problems, waits, health = [trouble] if trouble and not takes_creates else [], list[str](), None
         if (moving := self._store.identity.moving) is not None:
             said = str(moving.error)
-            problems.append(said.partition(f" {moving.place}")[0] if visible is not None else said)
+            problems.append(said.partition(f" to {moving.place}")[0] if visible is not None else said)
         if self._worker is not None:
             health = self._worker.health()
             services, waits = health.services, [*health.warnings]
