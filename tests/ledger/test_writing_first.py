@@ -234,9 +234,16 @@ async def test_a_lost_shard_answers_for_timers_that_are_not_restored_yet(
         await client.get("note", "never")
 
 
+@pytest.mark.parametrize("durability", ["ledger", "fast"])
 @pytest.mark.parametrize("if_exists", ["error", "keep", "replace"])
 async def test_what_redis_loses_just_before_its_name_is_armed_again_is_given_back_first(
-    fleet: Fleet, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch, if_exists: IfExists
+    fleet: Fleet,
+    client: TimerClient,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    if_exists: IfExists,
+    durability: Durability,
 ) -> None:
     made = await client.create("note", "a", delay="24h")
     pod = await fleet.pod(Calls(), ledger=database)
@@ -251,7 +258,7 @@ async def test_what_redis_loses_just_before_its_name_is_armed_again_is_given_bac
 
     monkeypatch.setattr(Quotas, "arm", lose_and_arm)
     with pytest.raises(AlreadyExists) if if_exists == "error" else nullcontext():
-        await client.create("note", "a", delay="48h", if_exists=if_exists)
+        await client.create("note", "a", delay="48h", if_exists=if_exists, durability=durability)
     there = await client.get("note", "a")
     assert (there.created_ms == made.created_ms, there.version > 1) == (True, True), "it is the same timer"
     assert (there.due_ms == made.due_ms) is (if_exists != "replace")

@@ -6,6 +6,7 @@ has a timer of that name, Redis decides, and the row follows it.
 
 import asyncio
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from timers.client.lives import entered
 from timers.core.fields import encode
 from timers.core.model import Status, Timer
 from timers.core.shapes import Durability
-from timers.errors import Moving, Unavailable
+from timers.errors import LedgerUnavailable, Moving, Unavailable
 from timers.ledger import facts, inbox, requests, rows
 from timers.ledger.database import Transacting
 from timers.ledger.lives import Lives, save
@@ -34,6 +35,8 @@ LEDGER: Final[Durability] = "ledger"
 _PAUSES: Final = (0.05, 0.1, 0.2, 0.4)
 """Seconds between looks at the inbox. Pods that live carry a row out within the first two."""
 
+_KEEPS_LOSING: Final = "Redis keeps losing its data"
+
 _THERE: Final = frozenset(("exists", "kept", "replaced"))
 """Codes of replies about a timer that Redis had."""
 
@@ -49,7 +52,7 @@ class LedgerFirst:
         later, which their `armed` says, and the ledger decides what exists."""
         level = armings[0].durability if armings else FAST
         if level != LEDGER:
-            replies = await self._quotas.arm(armings, quota)
+            replies = await self._arm_in_redis(armings, quota)
             return [reply.with_durability(FAST) for reply in replies] if level == FAST else replies
         answers, lost = dict[int, Reply](), list(range(len(armings)))
         for _ in range(FOUNDING_TRIES):
@@ -58,7 +61,24 @@ class LedgerFirst:
             lost = [place for place in lost if answers[place].code == "lost"]
             if not lost:
                 return [answers[place] for place in range(len(armings))]
-        raise Unavailable("Redis keeps losing its data")
+        raise Unavailable(_KEEPS_LOSING)
+
+    async def _arm_in_redis(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
+        """As `Quotas.arm`. What Redis has lost of that name, and the ledger has, is given back first, unless the ledger
+        is away."""
+        replies = await self._quotas.arm([arming._replace(known=True) for arming in armings], quota)
+        for _ in range(FOUNDING_TRIES):
+            lost = [place for place, reply in enumerate(replies) if reply.code == "lost"]
+            if not lost:
+                return replies
+            lives: Lives = {}
+            with suppress(LedgerUnavailable):
+                lives = await given_back(self._store, self._database, [armings[place][:2] for place in lost])
+            again = [armings[place] for place in lost]
+            again = [a._replace(life=lives.get(self._store.shard_of(a.prefix, a.id), "")) for a in again]
+            for place, reply in zip(lost, await self._quotas.arm(again, quota), strict=True):
+                replies[place] = reply
+        raise Unavailable(_KEEPS_LOSING)
 
     async def _arm_written(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
         """Write the new ones of these timers to the ledger, then arm all. The code `lost` says that Redis lacks a timer
