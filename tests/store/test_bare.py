@@ -233,6 +233,12 @@ async def test_the_second_of_two_expiries_is_due_even_for_a_pod_that_answered_ne
     assert await announce(store, times=2, until_ms=at_ms - 1) == "due"
 
 
+async def test_an_expiry_that_a_pod_hears_after_it_has_subscribed_is_due(store: Store) -> None:
+    at_ms = await answered(store, ago_ms=1_000)
+    assert await announce(store, times=1, until_ms=at_ms) == "known"
+    assert await announce(store, times=1, until_ms=at_ms + 1) == "due"
+
+
 async def test_a_pod_that_stood_still_does_not_fire_what_it_counted_at_once(store: Store) -> None:
     """Others had answered two expiries of a key, slowly enough to count them anew. It read both together."""
     at_ms = await answered(store, ago_ms=1_000)

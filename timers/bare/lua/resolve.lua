@@ -11,14 +11,15 @@ local function answered(member, times)
   call('SET', root .. 'answered:' .. member, times .. ' ' .. now_text, 'PX', LOCK_MS)
 end
 
--- Within COUNTED_MS of the last answer, the lock's count decides: who has heard no more expiries than were answered is late.
+-- Within COUNTED_MS of the last answer, the lock's count decides: who has heard no more expiries than were answered is late, unless
+-- it had heard everything until after that answer before this one came, as a pod has that has just subscribed.
 -- After that, and for a pod that has heard everything only until longer before that answer, time decides: a pod that stood still,
 -- or could not reach Redis, reports what others have answered since, and has counted as one burst what came slowly. Without the
 -- lock, the record's history tells when.
 local function is_news(member, times, since, r)
   local before, at = string.match(call('GET', root .. 'answered:' .. member) or '', '^(%d+) (%d+)$')
   if before and before ~= '0' and now - at < COUNTED_MS and at - since <= COUNTED_MS then
-    return tonumber(times) > tonumber(before)
+    return tonumber(times) > tonumber(before) or tonumber(at) < tonumber(since)
   end
   if not at and r then
     for ms in string.gmatch(body_of(r), '\n%d+ %a %d+ %S+ %S+ %S+ bare%-expired (%d+)') do at = ms end
