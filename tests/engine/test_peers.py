@@ -9,6 +9,7 @@ import pytest
 from timers.engine.peers import ALL_BEATS, Peers
 from timers.store.identity import DbIdentity
 from timers.store.membership import Declaration, Member, Membership, Roster
+from timers.store.parts import Part
 from timers.store.servers.connect import connect
 from timers.store.store import Store
 
@@ -188,6 +189,18 @@ async def test_the_longest_declared_prefix_owns_over_the_fleet() -> None:
     assert not views["b"].serve(0, "log-check")
     assert views["a"].serve(0, "log-check.x")
     assert not views["a"].serve(0, "log-gone")
+
+
+async def test_a_pod_watches_one_shard_of_each_server_at_every_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One server may go back in time while the others do not."""
+    registry = _Registry(shards=40)
+    peers, identity = peers_of(registry, sign("a", shards=(7, 9, 30))), registry.identity
+    of_servers = [frozenset(range(10)), frozenset(range(10, 20)), frozenset(range(20, 40)), frozenset[int]()]
+    servers = [Part(registry.store.connections, shards, (), ()) for shards in of_servers]
+    monkeypatch.setattr("timers.engine.peers.parts", lambda _connections, _shards: servers)
+    for _ in range(1 + ALL_BEATS):
+        await peers.check_identity(())
+    assert all({7, 30} <= set(marked) and 10 in looked for marked, looked, _ in identity.asked)
 
 
 @pytest.mark.parametrize(("mine", "always"), [([1, 3, 30], 1), ([], 0)])

@@ -20,6 +20,7 @@ from timers.logs import get_logger
 from timers.store.cooperative import set_within
 from timers.store.identity import RAISE_AFTER_SECONDS, Move
 from timers.store.membership import Member, Membership, Roster
+from timers.store.parts import parts
 
 _log = get_logger("timers.peers")
 _losses_log = get_logger("timers.identity")
@@ -28,7 +29,7 @@ _losses_log = get_logger("timers.identity")
 BEAT_MS: Final = 3000
 ALL_BEATS: Final = 20
 """Within so many beats a pod writes a checkpoint to all shards that it leads, reads those of the others, a
-few shards at each beat. Besides, one shard at each is enough, because a server goes back in time as a whole."""
+few shards at each beat. Besides, one shard of each server is enough, because a server goes back in time as a whole."""
 
 LOG_SECONDS: Final = 60.0
 """How often to say again that the Redis user lacks a right, or that a timer cannot be read."""
@@ -68,6 +69,7 @@ class Peers:
         work with the db as it is by now."""
         self._membership, self._me, self._state, self._beat_ms = membership, me, state, beat_ms
         self._identity, self._refusals = membership.store.identity, membership.store.refusals
+        self._connections = membership.store.connections
         self._raise_after_seconds, self._disagreed = raise_after_seconds, disagreed
         self._checks = 0
         self._foreign = ""
@@ -188,7 +190,8 @@ class Peers:
         mine = list(self.led(filter(self._me.takes, range(identity.shards))))
         turn, self._checks = self._checks, self._checks + 1
         due = [shard for shard in range(identity.shards) if turn == 0 or shard % ALL_BEATS == turn % ALL_BEATS]
-        watched = {*due, mine[0] if mine else 0}
+        servers = [part.shards for part in parts(self._connections, identity.shards) if part.shards]
+        watched = {*due, *(min(shards.intersection(mine) or shards) for shards in servers)}
         try:
             await identity.check([shard for shard in mine if shard in watched], sorted(watched.difference(mine)))
             await identity.count(due)

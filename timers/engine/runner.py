@@ -40,6 +40,7 @@ from timers.engine.supervisor import Lifespans
 from timers.engine.threads import Threads, ThreadTimers
 from timers.logs import get_logger, running
 from timers.processor import BlockingContext, Context
+from timers.store.codec import as_stored
 from timers.store.permits import Permit
 from timers.store.starts import FAILED, RETRIED
 from timers.store.store import Claimed, Identity, Settlement
@@ -299,15 +300,17 @@ class Runner:
 
     def _decided(self, run: Run, outcome: Outcome) -> Transition:
         now_ms = round(self._clock.now_ms())
-        policy = run.processor.retry
+        policy, timer = run.processor.retry, run.timer
         if isinstance(outcome, Failed):
             self._report(run, outcome)
+        if isinstance(outcome, Rearm) or "ladder_first" in timer.spec:  # its fields may be written anew
+            timer = as_stored(timer)
         try:
-            return decide(run.timer, outcome, now_ms, policy, self._rng)
+            return decide(timer, outcome, now_ms, policy, self._rng)
         except BaseException as error:  # noqa: BLE001 (of the processor's own objects; a run must be ended)
             failed = failure(error)
             self._report(run, failed)
-            return decide(run.timer, failed, now_ms, policy, self._rng)
+            return decide(timer, failed, now_ms, policy, self._rng)
 
     def _report(self, run: Run, failed: Failed) -> None:
         _log.warning("attempt failed", **run.named, error=failed.error, reason=failed.reason, where=failed.where)

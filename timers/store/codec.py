@@ -184,6 +184,12 @@ def _ms(number: int) -> int:
     return number
 
 
+def as_stored(timer: Timer) -> Timer:
+    """The timer as it was claimed, whatever its processor has done to the payload that it was given."""
+    stored = timer.history
+    return timer._replace(spec=_spec(stored.spec.decode())) if isinstance(stored, StoredHistory) else timer
+
+
 def encode_end(timer: Timer, after: Transition, *, pod: str, timings: str, form: int) -> bytes:
     """What `settle` receives of the end of a run: a line of who, since when it fails, and the newest history entry, but
     for its time, which the server knows; then the record without that entry. `timer` is as it was claimed."""

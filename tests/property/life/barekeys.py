@@ -12,7 +12,7 @@ from timers.core.model import Status
 from timers.store.store import Identity
 
 LAST_MOMENT_MS: Final = 8
-LAG_MS: Final = 4_000
+LAG_MS: Final = 4_900
 """How long ago a pod that works had heard everything, at most."""
 
 
