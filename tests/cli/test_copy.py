@@ -12,6 +12,7 @@ import pytest
 from aiohttp import ClientSession
 from redis import Redis
 
+from tests.chaos.proxy import Proxy
 from tests.cli.commands import CommandLine, Process
 from tests.cli.test_pods import OURS, url_of
 from tests.conservation import conserved
@@ -55,35 +56,34 @@ async def balanced(url: str) -> int:
 async def test_a_copy_that_was_killed_goes_on(
     timers: CommandLine, server: EmbeddedServer, other: EmbeddedServer, start: Callable[..., Process]
 ) -> None:
+    """All that it writes goes through this process, so it cannot end between a look at it and its death."""
     await arm_many(server.url)
     target = Redis.from_url(other.url, decode_responses=True)
 
     def copied() -> int:
         return sum(int(n) for shard in range(4) for n in target.hvals(f"timers:{{{shard}}}:counts"))
 
-    for least in (1, MANY // 3):
-        killed = start("copy", server.url, other.url, "--shards", "4")
-
-        async def has_come_far(least: int = least) -> bool:
-            return copied() >= least
-
-        await eventually(has_come_far, "it has begun")
-        killed.signal(signal.SIGKILL)
-        killed.kill()
-        refused = await asyncio.to_thread(timers, "create", "test", "--in", "1h")
-        assert "is being moved to unix://" in refused.refusal()
-    before = copied()
-    done = start("copy", server.url, other.url, "-o", "json").end()
-    assert done.code == 0, done
-    assert "continuing where an earlier attempt stopped" in done.err
-    assert json.loads(done.out)["by_prefix"] == {"test": {"scheduled": MANY}}
-    assert before < MANY, "it was killed in the midst of it"
-    assert await balanced(other.url) == MANY
-    assert target.hget("timers:meta", "shards") == "4"
-    assert not target.exists("timers:{moving}:reached")
-    assert "the service has moved to" in (await asyncio.to_thread(timers, "get", "test", "t1")).refusal()
-    again = start("copy", server.url, other.url).end()
-    assert (again.code, "already" in again.err) == (0, True)
+    async with Proxy(other.url) as proxy:
+        for least in (1, MANY // 3):
+            killed = start("copy", server.url, proxy.url, "--shards", "4")
+            while copied() < least:
+                assert await proxy.catch("restore", "after", patience_s=DEADLINE_SECONDS), "it copies"
+            async with proxy.shut():
+                killed.signal(signal.SIGKILL)
+                killed.kill()
+            refused = await asyncio.to_thread(timers, "create", "test", "--in", "1h")
+            assert f"is being moved to {proxy.url}" in refused.refusal()
+        assert copied() < MANY, "it was killed in the midst of it"
+        done = await asyncio.to_thread(start("copy", server.url, proxy.url, "-o", "json").end)
+        assert done.code == 0, done
+        assert "continuing where an earlier attempt stopped" in done.err
+        assert json.loads(done.out)["by_prefix"] == {"test": {"scheduled": MANY}}
+        assert await balanced(other.url) == MANY
+        assert target.hget("timers:meta", "shards") == "4"
+        assert not target.exists("timers:{moving}:reached")
+        assert "the service has moved to" in (await asyncio.to_thread(timers, "get", "test", "t1")).refusal()
+        again = await asyncio.to_thread(start("copy", server.url, proxy.url).end)
+        assert (again.code, "already" in again.err) == (0, True)
 
 
 async def test_a_pod_says_over_http_where_the_service_went(
