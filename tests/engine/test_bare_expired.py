@@ -2,7 +2,6 @@
 
 import asyncio
 import tracemalloc
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Collection, Mapping
 
 import pytest
@@ -15,6 +14,7 @@ from timers.store.servers.connect import connect
 from timers.store.store import Identity, Store
 
 X = ("note", "x")
+HEARD = Heard(7, "", 1)
 MANY = 100_000
 
 
@@ -50,8 +50,11 @@ class _Watch(BareWatch):
         )
         self.inspected: list[Identity] = []
 
-    async def inspect(self, identities: Collection[Identity], *, heard: bool = False) -> list[Identity]:
-        assert heard
+    async def inspect(
+        self, identities: Collection[Identity], heard: Mapping[Identity, Heard] | None = None
+    ) -> list[Identity]:
+        assert heard is not None
+        assert heard.keys() >= set(identities)
         self.inspected += identities
         return list(identities)
 
@@ -77,23 +80,24 @@ async def pod() -> AsyncIterator[_Pod]:
 
 
 async def test_what_a_pod_hears_is_told_with_what_it_knows(pod: _Pod) -> None:
-    pod.expired.heard(X, 7, mine=True)
-    assert await pod.said() == {X: (1, 7)}
+    pod.expired.heard(X, HEARD, mine=True)
+    assert await pod.said() == {X: HEARD}
 
 
 async def test_a_key_that_expires_again_at_once_is_told_again(pod: _Pod) -> None:
     pod.keys.codes = ["due", "due"]
-    for times in (1, 2):
-        pod.expired.heard(X, 7, mine=True)
-        assert await pod.said() == {X: (times, 7)}
-    pod.expired.heard(("note", "last"), 7, mine=True)
+    for number in (1, 2):
+        heard = HEARD._replace(number=number)
+        pod.expired.heard(X, heard, mine=True)
+        assert await pod.said() == {X: heard}
+    pod.expired.heard(("note", "last"), HEARD, mine=True)
     await pod.said()
     assert pod.expired.marks == [(0, "note")] * 2
 
 
 async def test_an_expiry_of_another_pods_is_told_behind_its_own(pod: _Pod) -> None:
-    pod.expired.heard(X, 7, mine=False)
-    pod.expired.heard(("note", "mine"), 7, mine=True)
+    pod.expired.heard(X, HEARD, mine=False)
+    pod.expired.heard(("note", "mine"), HEARD, mine=True)
     assert list(await pod.said()) == [("note", "mine")]
     assert list(await pod.said()) == [X]
 
@@ -101,20 +105,20 @@ async def test_an_expiry_of_another_pods_is_told_behind_its_own(pod: _Pod) -> No
 @pytest.mark.parametrize("code", ["running", "look"])
 async def test_what_the_shard_cannot_say_yet_is_told_again(pod: _Pod, code: str) -> None:
     pod.keys.codes = [code]
-    pod.expired.heard(X, 7, mine=True)
-    assert [await pod.said(), await pod.said()] == [{X: (1, 7)}] * 2
+    pod.expired.heard(X, HEARD, mine=True)
+    assert [await pod.said(), await pod.said()] == [{X: HEARD}] * 2
     assert pod.expired.inspected == ([X] if code == "look" else [])
 
 
 async def test_what_was_not_answered_is_told_after_a_restart() -> None:
     made = _Pod()
-    made.expired.heard(X, 7, mine=True)
+    made.expired.heard(X, HEARD, mine=True)
     made.keys.away = OSError("away")
     with pytest.raises(OSError, match="away"):
         await made.expired.report()
     made.keys.away = None
     working = asyncio.create_task(made.expired.report())
-    assert await made.said() == {X: (1, 7)}
+    assert await made.said() == {X: HEARD}
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
 
@@ -123,41 +127,31 @@ async def test_a_notification_costs_no_more_however_many_wait() -> None:
     """When 170,000 keys expired together, each copied what was held of all others. This blocked the loop for 3.4 s."""
     expired = _Pod().expired
     for number in range(MANY):
-        expired.heard(("note", str(number)), 7, mine=number % 2 == 0)
+        expired.heard(("note", str(number)), HEARD, mine=number % 2 == 0)
     tracemalloc.start()
     for number in range(10):
-        expired.heard(("note", f"one-more-{number}"), 7, mine=True)
+        expired.heard(("note", f"one-more-{number}"), HEARD, mine=True)
         expired.take()
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 4 * MANY, "a copy of all that waits takes at least a pointer for each"
-    assert isinstance(expired.counted, OrderedDict), "a dict seeks its first item behind all that were removed"
 
 
 async def test_what_a_pod_remembers_of_expiries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "MEMORY_LIMIT", 100)
     expired = _Pod().expired
     for number in range(1_000):
-        expired.heard(("note", str(number)), 7, mine=True)
-    assert (expired.waiting, len(expired.counted)) == (100, 100)
-
-
-async def test_counts_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "COUNTED_SECONDS", 1e-9)
-    expired = _Pod().expired
-    for number in range(10):
-        expired.heard(("note", str(number)), 7, mine=True)
-    expired.heard(("other", "newest"), 7, mine=True)
-    assert list(expired.counted) == [("other", "newest")]
+        expired.heard(("note", str(number)), HEARD, mine=True)
+    assert expired.waiting == 100
 
 
 async def test_refused_expiries_are_counted_and_logged_once_a_minute(pod: _Pod) -> None:
     pod.keys.codes = ["refused"] * 3
     with capture_logs() as logs:
         for _ in range(3):
-            pod.expired.heard(X, 7, mine=True)
+            pod.expired.heard(X, HEARD, mine=True)
             await pod.said()
-        pod.expired.heard(("note", "last"), 7, mine=True)
+        pod.expired.heard(("note", "last"), HEARD, mine=True)
         await pod.said()
     assert pod.expired.refusals == ["refused"] * 3
     assert [(line["event"], line["timer"], line["count"]) for line in logs] == [

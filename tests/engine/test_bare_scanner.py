@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.fleet import until
 from timers.bare import watch
-from timers.bare.keys import GONE, NO_TTL, BareKeys, KeyState
+from timers.bare.keys import GONE, NO_TTL, BareKeys, Heard, KeyState
 from timers.bare.watch import BUSY_RESTS, IDLE_RESTS, LEAD_MS, BareWatch
 from timers.core.durations import HOUR_MS
 from timers.store.servers.connect import connect
@@ -16,6 +16,7 @@ from timers.store.store import Identity, Store
 
 X = ("note", "x")
 NOW_MS = 1_795_000_000_000
+HEARD = Heard(NOW_MS, "", 1)
 DUE_MS = NOW_MS + HOUR_MS
 
 
@@ -146,9 +147,20 @@ async def test_a_key_whose_expiry_was_heard_has_expired_at_once(keys: _Keys) -> 
     keys.shard[X] = DUE_MS
     keys.there["note", "y"] = (DUE_MS, b"1")
     keys.shard["note", "y"] = DUE_MS
-    gone = await looking(keys).inspect([X, ("note", "y"), ("note", "forgotten")], heard=True)
+    names = [X, ("note", "y"), ("note", "forgotten")]
+    gone = await looking(keys).inspect(names, dict.fromkeys(names, HEARD))
     assert gone == [X, ("note", "forgotten")]
-    assert keys.told == [("expired", None), ("there", None)]
+    assert keys.told == [("expired", b"null"), ("there", None)]
+
+
+@pytest.mark.parametrize(("late_ms", "value"), [(-1, b"null"), (0, None)])
+async def test_a_key_that_expired_before_its_known_deadline_has_not_the_value_that_is_known(
+    keys: _Keys, late_ms: int, value: bytes | None
+) -> None:
+    """It had been set again. What it was is gone."""
+    keys.shard[X], keys.now_ms = DUE_MS, DUE_MS + late_ms
+    await looking(keys).inspect([X], {X: HEARD})
+    assert keys.told == [("expired", value)]
 
 
 async def test_what_took_the_place_of_a_key_cancels_its_timer(keys: _Keys) -> None:

@@ -11,15 +11,17 @@ import pytest
 from tests.engine.fleet import options_of, until
 from tests.engine.judging import judging
 from tests.waiting import DEADLINE_SECONDS
-from timers.engine.canary import LATE_SECONDS
+from timers.engine.canary import LATE_SECONDS, Canary
 from timers.engine.pod import Pod
 from timers.errors import Unavailable
 from timers.processor import Registry
 from timers.store.keys import canary_key
+from timers.store.servers.connect import connect
 from timers.store.servers.connections import Connections
 from timers.store.store import Store
 
 AT_MS: Final = 1_795_000_000_000
+X: Final = ("note", "x")
 
 
 class _Rig:
@@ -47,7 +49,7 @@ class _Rig:
             raise self.trouble
         self.names.append(key.removeprefix(canary_key("")))
         if self.rounds:
-            self.ahead_ms.append(self.canary.heard_until_ms - self.announced_ms)
+            self.ahead_ms.append(self.canary.count(("note", "x")).since_ms - self.announced_ms)
         self.rounds += 1
         self.announced_ms = self.store.clock.now_ms()
         self.touches_left = self.touches_until_gone
@@ -57,7 +59,8 @@ class _Rig:
         """Touch the canary."""
         self.touches_left -= 1
         if self.touches_left == 0 and self.announces:
-            asyncio.get_running_loop().call_later(self.announce_after, self.canary.heard, self.names[-1])
+            at_ms = int(self.announced_ms)
+            asyncio.get_running_loop().call_later(self.announce_after, self.canary.heard, self.names[-1], at_ms)
         return self.touches_left > 0
 
 
@@ -119,7 +122,7 @@ async def test_an_event_that_takes_its_time_is_late() -> None:
 async def test_another_pods_canary_is_not_taken_for_its_own(rig: _Rig) -> None:
     rig.announces = False
     for _ in range(3):
-        rig.canary.heard(rig.names[-1].replace("a", "b"))
+        rig.canary.heard(rig.names[-1].replace("a", "b"), AT_MS)
     await rounds(rig)
     assert rig.canary.delivery_failed()
 
@@ -128,7 +131,7 @@ async def test_an_event_of_an_earlier_round_does_not_count_for_a_later_one(rig: 
     """A pod that had stood still took an old event for the newest, and events unread between them for heard."""
     rig.announces = False
     await rounds(rig)
-    rig.canary.heard(rig.names[-2])
+    rig.canary.heard(rig.names[-2], AT_MS)
     await rounds(rig, 3)
     assert rig.canary.delivery_failed()
     assert len(set(rig.names)) == len(rig.names)
@@ -145,7 +148,7 @@ async def test_a_pod_that_stood_still_is_not_deaf_if_the_event_waits_to_be_read(
         await asyncio.sleep(0)
         time.sleep(0.6)  # noqa: ASYNC251 (it stands still)
         rig.announces = True
-        asyncio.get_running_loop().call_later(0.005, rig.canary.heard, rig.names[-1])
+        asyncio.get_running_loop().call_later(0.005, rig.canary.heard, rig.names[-1], AT_MS)
         await rounds(rig)
         assert not silence.done()
         silence.cancel()
@@ -155,7 +158,51 @@ async def test_what_a_pod_has_heard_counts_from_before_it_asked_for_the_subscrip
     """A pod that stood still before it read the confirmation took what had come meanwhile for news."""
     _, canary = judging(Pod(rig.store, Registry([]), options_of("b")))
     canary.resubscribed(AT_MS)
-    assert canary.heard_until_ms == AT_MS
+    assert canary.count(X) == (AT_MS, "b", 1)
+
+
+def _two() -> tuple[Canary, Canary]:
+    """Those of two pods that have just subscribed to one server."""
+    store = Store(connect("redis://nowhere.invalid"))
+    store.clock.observe(AT_MS, time.monotonic(), time.monotonic())
+    one, other = (judging(Pod(store, Registry([]), options_of(name)))[1] for name in "ab")
+    one.resubscribed(AT_MS)
+    other.resubscribed(AT_MS + 1)
+    return one, other
+
+
+async def test_pods_that_have_heard_a_canary_of_any_pod_count_expiries_alike() -> None:
+    one, other = _two()
+    assert (one.count(X), other.count(X)) == ((AT_MS, "a", 1), (AT_MS + 1, "b", 1))
+    for number in (1, 2):
+        for canary in (one, other):
+            canary.heard("a:1", AT_MS + 50)
+            assert canary.count(X) == (AT_MS + 50, "", number)
+            assert canary.count(("note", f"y{number}")) == (AT_MS + 50, "", 1)
+    other.heard("c:9", AT_MS + 60)
+    assert other.count(X) == (AT_MS + 60, "", 1)
+
+
+async def test_a_new_subscription_counts_alone_again() -> None:
+    one, _ = _two()
+    one.heard("a:1", AT_MS + 50)
+    one.resubscribed(AT_MS + 100)
+    assert one.count(X) == (AT_MS + 100, "a", 1)
+
+
+@pytest.mark.parametrize("at_ms", [0, AT_MS - 1, AT_MS, AT_MS + 60_000])
+async def test_a_canary_that_is_old_or_forged_changes_no_count(at_ms: int) -> None:
+    """It may have expired before this pod subscribed, and come late; an earlier version's says no time."""
+    one, _ = _two()
+    one.heard("c:9", at_ms)
+    assert one.count(X) == (AT_MS, "a", 1)
+
+
+async def test_what_is_counted_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timers.engine.canary.COUNTED", 2)
+    one, _ = _two()
+    numbers = [one.count(("note", str(number % 4))).number for number in range(8)]
+    assert numbers == [1, 1, 1, 1, 2, 2, 1, 1]
 
 
 async def test_a_pod_receives_events_only_while_subscribed_and_delivered_to(rig: _Rig) -> None:

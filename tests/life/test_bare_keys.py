@@ -119,17 +119,36 @@ class TestChanges:
         assert ([seen.payload for seen in calls.timers], timer.due_ms) == (["kept"], due_ms)
 
     async def test_a_key_set_again_with_a_shorter_life_fires_when_that_is_over(self, fleet: Fleet) -> None:
+        """Without a payload: nobody has read what it was, and what it was before would be the wrong message."""
         calls = Calls()
         await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
         await fleet.redis.set("note:x", '{"n":1}', px=HOUR_MS)
         await adopted(fleet, "x")
-        await fleet.redis.set("note:x", '{"n":1}', px=1)
+        await fleet.redis.set("note:x", '{"n":2}', px=1)
         timer = await fleet.completed("x")
-        assert [seen.payload for seen in calls.timers] == [{"n": 1}]
+        assert [seen.payload for seen in calls.timers] == [None]
         assert timer.occurrence == 1
         (attempt,) = attempts(timer.history)
         assert (attempt.event_ms or 0) + (attempt.claim_ms or 0) == attempt.waited_ms
         assert timer.history[0].to_json()["run_ms"] == attempt.run_ms
+
+    async def test_short_lives_right_after_the_end_of_an_adopted_key_fire(self, fleet: Fleet) -> None:
+        """A pod that had read the end of the first took the next for it, for as long as five seconds."""
+        calls = Calls()
+        pods = [await fleet.pod(calls, name=name, adopt_every_ms=OFTEN_MS) for name in "ab"]
+        for pod in pods:
+            await until(pod.hears, "it hears")
+        await fleet.redis.set("note:x", '"adopted"', px=HOUR_MS)
+        await adopted(fleet, "x")
+        for times in (1, 2, 3):
+            await fleet.redis.set("note:x", '"short"', px=1)
+
+            async def has_run(times: int = times) -> bool:
+                timer = await fleet.client.get("note", "x")
+                return (timer.occurrence, timer.status) == (times, Status.COMPLETED)
+
+            await eventually(has_run, f"life {times} has run")
+        assert [seen.payload for seen in calls.timers] == [None] * 3
 
     async def test_an_expiry_reported_late_does_not_fire_a_key_set_since(self, fleet: Fleet) -> None:
         """SET of a key that is due but not yet deleted announces the old key; a scan may be faster than the event."""

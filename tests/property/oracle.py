@@ -14,9 +14,6 @@ from timers.store.store import Arming, Identity
 Line = tuple[Status, int, str | None, str]
 """What a history entry says: status, attempt, pod, note."""
 
-ALL = 1_000_000
-"""More expiries of a bare key than are ever heard."""
-
 
 @dataclass(slots=True)
 class Life:
@@ -73,7 +70,9 @@ class Oracle:
         self.known: dict[Identity, int] = {}
         """The deadlines of the keys that were taken in."""
         self.answered: dict[Identity, int] = {}
-        """How many expiries of a bare key have been made due."""
+        """The number of the last expiry of a bare key that was answered."""
+        self.unheard = set[Identity]()
+        """The keys of which one more was answered, though perhaps no pod heard it."""
         self._places = count()
 
     # Callers.
@@ -230,6 +229,8 @@ class Oracle:
         life = self.lives.get(identity)
         if self.known.get(identity) != known_ms or deadline_ms <= now_ms:
             return "stale"
+        if known_ms is not None and known_ms <= now_ms:
+            self.unheard.add(identity)
         if life is not None and life.status is Status.RUNNING:
             self.known.pop(identity, None)
             return "running"
@@ -253,6 +254,10 @@ class Oracle:
             return "look"
         if heard <= self.answered.get(identity, 0):
             return "known"
+        if identity in self.unheard:
+            self.unheard.remove(identity)
+            self.answered[identity] = heard
+            return "known"
         if life is not None and (life.status is Status.SCHEDULED or not life.came_from_key):
             return "refused"
         if life is not None and life.status is Status.RUNNING:
@@ -274,7 +279,7 @@ class Oracle:
         if what != "ending":
             del self.known[identity]
         if what == "expired" and (waits or deadline_ms <= now_ms):
-            self.answered[identity] = ALL
+            self.unheard.add(identity)
         if life is None or not waits:
             return "forgotten"
         life.adopted = False

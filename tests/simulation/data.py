@@ -205,6 +205,7 @@ class Keys:
         for key in list(self.ends):
             self.expire(key)
         pattern = options[options.index(b"MATCH") + 1].decode() if b"MATCH" in options else "*"
+        pattern = pattern.replace("[^", "[!")  # as Python writes it
         return [b"0", [key for key in self._values if fnmatchcase(key.decode(), pattern)]]
 
     # Strings.

@@ -81,13 +81,22 @@ class Call:
 
 
 @dataclass(slots=True)
+class Key:
+    """A bare key that was set: its deadline (server's ms), and whether its owner set it again or deleted it before the
+    server announced that."""
+
+    deadline_ms: int
+    is_replaced: bool = False
+
+
+@dataclass(slots=True)
 class Life:
     """All that is known of one name.
 
     Its record's states in order (None: no record), since when it had them (the loop's seconds), and its newest bytes;
     its runs, who took it and until when (server's ms) the lease lasts, by token; the newest token; the occurrences that
     were started; who made each record, by its creation; versions that nobody could see, because one script changed it
-    twice; the deadlines (server's ms) of its bare keys."""
+    twice; its bare keys in order."""
 
     states: list[State | None] = field(default_factory=lambda: [None])
     since: list[float] = field(default_factory=lambda: [0.0])
@@ -99,7 +108,7 @@ class Life:
     fired: set[tuple[int, int]] = field(default_factory=set)
     makers: dict[int, str] = field(default_factory=dict)
     unseen: set[tuple[int, int]] = field(default_factory=set)
-    deadlines: list[int] = field(default_factory=list)
+    keys: list[Key] = field(default_factory=list)
 
     @property
     def state(self) -> State | None:

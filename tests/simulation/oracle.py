@@ -95,6 +95,8 @@ class Oracle:
         if not self._may(pod, identity):
             self._find("the right processor", identity, f"{pod.name} ran it")
         self._overlaps(identity, life, run)
+        if life.keys and timer.payload is not None and timer.attempt == 1:
+            self._own_value(identity, life, timer)
         if self.is_calm and not self.limits[timer.prefix].over_fleet:
             self._punctual(identity, life, run)
         life.runs[timer.token] = run
@@ -128,6 +130,8 @@ class Oracle:
     def finish(self) -> None:
         """Judge the end: nothing is lost, everybody was answered."""
         for identity, life in self.lives.items():
+            if self.is_calm and len(life.fired) < (ends := sum(not key.is_replaced for key in life.keys)):
+                self._find("a bare key fires", identity, f"{ends} have expired, {len(life.fired)} fired")
             if life.state is not None and (life.state.status not in FINISHED or life.state.status == "u"):
                 self._find("nothing is lost", identity, f"in the end it is {shown(life.state)}")
         for call in self.calls:
@@ -139,7 +143,7 @@ class Oracle:
         """Whether every timer has ended."""
         return all(
             (life.state is None or life.state.status in FINISHED)
-            and max(life.deadlines, default=0) < self._keys.now_ms - QUIET_MS
+            and max((key.deadline_ms for key in life.keys), default=0) < self._keys.now_ms - QUIET_MS
             for life in self.lives.values()
         )
 
@@ -203,6 +207,12 @@ class Oracle:
         ]
         if len(running) >= limit and not any(map(self._excused, [*running, run.pod])):
             self._find("limits hold", identity, f"{run.pod.name} started beside {[pod.name for pod in running]}")
+
+    def _own_value(self, identity: Identity, life: Life, timer: Timer) -> None:
+        """A bare key's timer has the value of the key whose end it is, or none."""
+        number = dict(timer.payload)["key"] if isinstance(timer.payload, Mapping) else -1
+        if life.keys[number].deadline_ms != timer.due_ms:
+            self._find("no value of another key", identity, f"it is due {timer.due_ms}, with the value of key {number}")
 
     def _punctual(self, identity: Identity, life: Life, run: Run) -> None:
         """Nothing went wrong, so it starts soon after it is due, or after it was armed if that was later."""

@@ -11,6 +11,7 @@ from redis.exceptions import ConnectionError  # noqa: A004 (redis-py's own, on p
 
 from tests.simulation.network import ScriptWire
 from tests.simulation.server import service_scripts
+from timers.bare import watch
 from timers.client import TimerClient
 from timers.core.decide import decide
 from timers.core.model import Status
@@ -144,7 +145,16 @@ PLANTS: Final[Mapping[str, Plant]] = {
     ),
     "create repeated blindly": Plant(engine=((ScriptWire, "execute", _ask_twice),), seen_by=1),
     "limit not held": Plant(engine=((Registry, "limits_fleet", _unlimited),), seen_by=8),
-    "bare key fired twice": Plant({"  if not is_news(member, times, since, r) then return 'known' end": ""}),
+    "bare key fired twice": Plant({"  if not is_news(member, since, number, r) then return 'known' end": ""}),
+    "life of a bare key overlooked": Plant(
+        {
+            "  if is_later and unheard == '*' then\n    answered(member, since, number, at)\n": (
+                "  if unheard == '*' then\n"
+            )
+        },
+        seen_by=367,
+    ),
+    "value of another key": Plant(engine=((watch, "UNREAD", None),), seen_by=26),
     "starts without looking at its lease": Plant(engine=((Runs, "wait_for_lease", _at_once),), seen_by=71),
     "the sweep trusts events": Plant(engine=((ShardSweep, "_mark", _forget),), seen_by=5),
     "orphans are never found": Plant(engine=((ShardSweep, "_find_orphans", _none_found),), seen_by=2),

@@ -86,7 +86,7 @@ def _claimed(life: Life, before: State, after: State) -> str | None:
     if after.at_ms < before.due:
         return "never early"
     started = {*life.fired, (after.created, after.occurrence)}
-    if life.deadlines and len(started) > sum(end <= after.at_ms for end in life.deadlines):
+    if life.keys and len(started) > sum(key.deadline_ms <= after.at_ms for key in life.keys):
         return "a bare key fires once"
     return None
 

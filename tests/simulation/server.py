@@ -21,7 +21,7 @@ CYCLE_SECONDS: Final = 0.1
 def service_scripts() -> Mapping[bytes, str]:
     """The names of the service's scripts by digest."""
     names = [f"{room}{each.name.removesuffix('.lua')}" for room in ("", "bare/") for each in _folder(room)]
-    return {scripts.digest(name).encode(): name for name in names if name != "common"}
+    return {scripts.digest(name).encode(): name for name in names if not name.endswith("common")}
 
 
 def _folder(room: str) -> list[Traversable]:

@@ -137,7 +137,7 @@ def _timer(rng: Random, name: Identity, due: float, lease: float) -> list[Act]:
 
 def _bare(rng: Random, name: Identity) -> list[Act]:
     """A key that another program sets, and perhaps sets again or deletes."""
-    at, life = rng.uniform(0.0, 0.7), rng.choice((0.03, 0.2, 0.6, 0.9))
+    at, life = rng.uniform(0.1, 0.7), rng.choice((0.03, 0.2, 0.6, 0.9))
     acts = [Act(round(at, 3), "other", "set", name, {"px": round(life * 1000)})]
     near = at + life + rng.uniform(-0.25, 0.05)
     chance = rng.random()
@@ -145,6 +145,10 @@ def _bare(rng: Random, name: Identity) -> list[Act]:
         acts.append(Act(round(max(near, at), 4), "other", "delete", name))
     elif chance < 0.4:
         acts.append(Act(round(max(near, at), 4), "other", "set", name, {"px": 400}))
+    elif chance < 0.8:  # lives too short to be found by a scan, in the midst of the first and right after its end
+        for _ in range(rng.randint(1, 3)):
+            at += rng.choice((rng.uniform(0.02, 0.15), rng.uniform(0.35, 0.5), life + 0.02))
+            acts.append(Act(round(at, 4), "other", "set", name, {"px": rng.choice((5, 15, 100))}))
     return acts
 
 

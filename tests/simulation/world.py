@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import logging
 import secrets
 import time
@@ -19,7 +20,7 @@ import structlog
 from tests.conservation import disorder, state_of
 from tests.simulation import faults
 from tests.simulation.faults import Fault, Faults
-from tests.simulation.lives import Call
+from tests.simulation.lives import Call, Key
 from tests.simulation.loop import START_SECONDS, Actor, VirtualLoop, WorldStands, of_actor, run, unwind
 from tests.simulation.lua import Lua
 from tests.simulation.network import Network, Wires
@@ -237,13 +238,16 @@ class _Stage:
         self._asking -= 1
 
     def _do_bare(self, act: Act) -> None:
-        key = ":".join(act.timer).encode()
+        key, keys = ":".join(act.timer).encode(), self.oracle.lives[act.timer].keys
+        is_there = self.server.keys.peek(key) is not None
+        if keys and (is_there or self.server.keys.now_ms <= keys[-1].deadline_ms):
+            keys[-1].is_replaced = True
         if act.verb == "delete":
             self.server.keys.run(b"DEL", key)
         else:
-            px = act.given["px"]
-            self.server.keys.run(b"SET", key, b'{"takes": 0, "ends": ["done"], "by": "attempt"}', b"PX", b"%d" % px)
-            self.oracle.lives[act.timer].deadlines.append(self.server.keys.now_ms + px)
+            px, value = act.given["px"], {"takes": 0, "ends": ["done"], "by": "attempt", "key": len(keys)}
+            self.server.keys.run(b"SET", key, json.dumps(value).encode(), b"PX", b"%d" % px)
+            keys.append(Key(self.server.keys.now_ms + px))
 
     def _drain(self, kind: str) -> None:
         for pod in [pod for pod in self.pods if pod.kind == kind and not pod.is_dead and pod.worker][:1]:

@@ -19,7 +19,7 @@ from tests.store.acts import (
     running,
     settle,
 )
-from timers.bare.keys import GONE, BareKeys, KeyState, spec_of
+from timers.bare.keys import GONE, BareKeys, Heard, KeyState, spec_of
 from timers.core.model import Status, Timer
 from timers.store.store import Store
 
@@ -48,16 +48,15 @@ async def adopt(store: Store) -> str:
     return (await BareKeys(store).report("adopted", {A: await inspect(store)}))[A]
 
 
-async def resolve(store: Store, what: str, *, known_ms: int | None = None) -> str:
+async def resolve(store: Store, what: str, *, known_ms: int | None = None, heard: Heard | None = None) -> str:
     """Tell the shard what happened to a key that it knows."""
-    seen = KeyState(known_ms or await known(store), GONE)
+    seen = KeyState(known_ms or await known(store), GONE, heard=heard)
     return (await BareKeys(store).report(what, {A: seen}))[A]
 
 
-async def announce(store: Store, times: int = 1, *, until_ms: int | None = None) -> str:
-    """Report an expiry, as a pod that heard everything until a second ago, unless it says otherwise."""
-    until_ms = await store.now_ms() - 1_000 if until_ms is None else until_ms
-    return (await BareKeys(store).announce({A: (times, until_ms)}))[A]
+async def announce(store: Store, number: int = 1, *, since_ms: int = 1, alone: str = "") -> str:
+    """Report an expiry, as a pod that heard a canary long ago, unless it says otherwise."""
+    return (await BareKeys(store).announce({A: Heard(since_ms, alone, number)}))[A]
 
 
 async def adopted(store: Store) -> Timer:
@@ -141,7 +140,7 @@ async def test_a_key_that_is_set_during_the_run_waits_for_its_end(store: Store) 
     (timer,) = await claim(store)
     await put(store)
     assert await adopt(store) == "running"
-    assert await announce(store, times=2) == "running"
+    assert await announce(store, 2) == "running"
     await settle(store, an_end(timer))
     assert await adopt(store) == "adopted"
     assert (await read(store)).occurrence == 2
@@ -201,49 +200,101 @@ async def test_a_key_that_expired_before_it_was_seen_fires_with_its_name_alone(s
     (timer,) = await claim(store)
     assert (timer.payload, timer.history[-1].note) == (None, "created")
     await settle(store, an_end(timer))
-    assert await announce(store, times=2) == "due"
+    assert await announce(store, 2) == "due"
     (timer,) = await claim(store)
     assert timer.occurrence == 2
 
 
-async def answered(store: Store, *, ago_ms: int) -> int:
-    """A key that expired and fired this long ago. Returns when that was."""
-    assert await announce(store) == "due"
+BEFORE, NEWEST = -900, -500
+"""When two canaries expired, in ms from the answer to an expiry between them."""
+
+
+async def answered(store: Store, number: int = 1, *, alone: str = "") -> int:
+    """A key that expired after a canary that a pod heard, or after it had subscribed, and fired. Returns when."""
+    at_ms = await store.now_ms()
+    assert await announce(store, number, since_ms=at_ms + BEFORE, alone=alone) == "due"
     (timer,) = await claim(store)
     await settle(store, an_end(timer))
-    at_ms = await store.now_ms() - ago_ms
-    await store.connections.commands.set(f"timers:{{0}}:answered:{PREFIX}:a", f"1 {at_ms}", keepttl=True)
     return at_ms
 
 
-async def test_an_expiry_reported_again_long_after_its_answer_is_known(store: Store) -> None:
-    at_ms = await answered(store, ago_ms=6_000)
-    assert await announce(store, until_ms=at_ms - 1) == "known"
-    assert await claim(store) == []
+async def test_pods_that_heard_the_same_canary_report_the_same_expiry(store: Store) -> None:
+    at_ms = await answered(store, 3)
+    for number, code in ((1, "known"), (3, "known"), (4, "due")):
+        assert await announce(store, number, since_ms=at_ms + BEFORE) == code
 
 
-async def test_an_expiry_long_after_one_that_was_answered_is_due(store: Store) -> None:
-    at_ms = await answered(store, ago_ms=6_000)
-    assert await announce(store, until_ms=at_ms) == "due"
-
-
-async def test_the_second_of_two_expiries_is_due_even_for_a_pod_that_answered_neither(store: Store) -> None:
-    at_ms = await answered(store, ago_ms=1_000)
-    assert await announce(store, times=1, until_ms=at_ms) == "known"
-    assert await announce(store, times=2, until_ms=at_ms - 1) == "due"
+async def test_what_came_after_a_later_canary_is_a_later_expiry(store: Store) -> None:
+    """Though that canary expired before the answer: who answered had not heard it when the key expired."""
+    at_ms = await answered(store, 3)
+    assert await announce(store, 7, since_ms=at_ms + BEFORE - 1) == "known"
+    assert await announce(store, since_ms=at_ms + NEWEST) == "due"
+    assert await announce(store, 4, since_ms=at_ms + BEFORE) == "known"
 
 
 async def test_an_expiry_that_a_pod_hears_after_it_has_subscribed_is_due(store: Store) -> None:
-    at_ms = await answered(store, ago_ms=1_000)
-    assert await announce(store, times=1, until_ms=at_ms) == "known"
-    assert await announce(store, times=1, until_ms=at_ms + 1) == "due"
+    at_ms = await answered(store)
+    assert await announce(store, since_ms=at_ms + NEWEST, alone="new") == "known"
+    assert await announce(store, since_ms=await store.now_ms(), alone="new") == "due"
 
 
-async def test_a_pod_that_stood_still_does_not_fire_what_it_counted_at_once(store: Store) -> None:
-    """Others had answered two expiries of a key, slowly enough to count them anew. It read both together."""
-    at_ms = await answered(store, ago_ms=1_000)
-    assert await announce(store, times=2, until_ms=at_ms - 5_001) == "known"
-    assert await announce(store, times=2, until_ms=at_ms - 5_000) == "due"
+async def test_an_expiry_that_a_pod_heard_right_after_it_had_subscribed_fires_once(store: Store) -> None:
+    """The others know it by the canary before, and by that they know the next."""
+    at_ms = await answered(store, alone="new")
+    assert await announce(store, 7, since_ms=at_ms + BEFORE - 1) == "known"
+    assert await announce(store, 7, since_ms=at_ms + BEFORE - 1) == "known"
+    assert await announce(store, 8, since_ms=at_ms + BEFORE - 1) == "due"
+
+
+async def test_an_expiry_after_a_canary_that_a_new_pod_had_not_heard_is_a_later_one(store: Store) -> None:
+    """Though that canary expired before the answer."""
+    at_ms = await answered(store, alone="new")
+    assert await announce(store, since_ms=at_ms + NEWEST) == "due"
+
+
+async def test_two_expiries_that_only_a_new_pod_heard_both_fire(store: Store) -> None:
+    at_ms = await answered(store, alone="new")
+    assert await announce(store, since_ms=at_ms + NEWEST, alone="newer") == "known"
+    assert await announce(store, since_ms=at_ms + BEFORE, alone="new") == "known"
+    assert await announce(store, 2, since_ms=at_ms + BEFORE, alone="new") == "due"
+
+
+@pytest.mark.parametrize("alone", ["", "new"])
+@pytest.mark.parametrize("is_heard", [False, True])
+async def test_the_expiry_after_one_that_a_read_found_is_due(store: Store, *, alone: str, is_heard: bool) -> None:
+    """If a pod had read the key because it heard that, the next may even be reported before what others heard."""
+    await adopted_and_expired(store)
+    first = Heard(await store.now_ms() - 1_000, alone, 1)
+    assert await resolve(store, "expired", heard=first if is_heard else None) == "due"
+    (timer,) = await claim(store)
+    await settle(store, an_end(timer))
+    bare, second = BareKeys(store), first._replace(number=2)
+    for _ in range(0 if is_heard else 2):
+        assert await bare.announce({A: first}) == {A: "known"}
+    assert await bare.announce({A: second}) == {A: "due"}
+    (timer,) = await claim(store)
+    await settle(store, an_end(timer))
+    assert await bare.announce({A: first}) == {A: "known"}
+    assert await bare.announce({A: second}) == {A: "known"}
+
+
+async def test_an_old_report_that_led_to_a_read_is_not_what_that_found(store: Store) -> None:
+    at_ms = await answered(store, 3)
+    await adopted_and_expired(store)
+    assert await resolve(store, "expired", heard=Heard(at_ms + BEFORE, "", 2)) == "due"
+    (timer,) = await claim(store)
+    await settle(store, an_end(timer))
+    for number, code in ((3, "known"), (4, "known"), (5, "due")):
+        assert await announce(store, number, since_ms=at_ms + BEFORE) == code
+
+
+async def test_an_answer_of_an_earlier_version_counts(store: Store) -> None:
+    """Its lock says how often the key had expired by then, and when."""
+    await answered(store)
+    at_ms = await store.now_ms()
+    await store.connections.commands.set(f"timers:{{0}}:answered:{KEY}", f"1 {at_ms}", keepttl=True)
+    assert await announce(store, 2, since_ms=at_ms - 1) == "known"
+    assert await announce(store, since_ms=at_ms) == "due"
 
 
 async def expired(store: Store, how: str) -> None:
@@ -267,9 +318,9 @@ async def test_an_expiry_reported_again_after_its_lock_is_known_from_the_record(
     await settle(store, an_end(timer))
     assert await store.connections.commands.delete(f"timers:{{0}}:answered:{KEY}") == 1
     ended = await read(store)
-    assert await announce(store, until_ms=before_ms) == "known"
+    assert await announce(store, since_ms=before_ms) == "known"
     assert await read(store) == ended
-    assert await announce(store, until_ms=await store.now_ms()) == "due"
+    assert await announce(store, since_ms=await store.now_ms()) == "due"
 
 
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED, Status.UNHANDLED])
@@ -279,7 +330,7 @@ async def test_a_key_named_like_a_finished_timer_of_a_key_starts_its_next_occurr
     assert await announce(store) == "due"
     (timer,) = await claim(store)
     await settle(store, an_end(timer, status))
-    assert await announce(store, times=2) == "due"
+    assert await announce(store, 2) == "due"
     (timer,) = await claim(store)
     assert (timer.occurrence, timer.attempt) == (2, 1)
 
@@ -328,7 +379,7 @@ async def test_a_forged_expiry_changes_no_timer_that_was_armed_otherwise(
     await before(store)
     record, due = await store.connections.commands.hget(bucket_of(KEY), KEY), (await state_of(store)).due
     for times in (2, 3):
-        assert await announce(store, times=times, until_ms=await store.now_ms()) == "refused"
+        assert await announce(store, times, since_ms=await store.now_ms()) == "refused"
     assert await store.connections.commands.hget(bucket_of(KEY), KEY) == record
     assert (await state_of(store)).due == due
     assert await claim(store) == []
@@ -340,7 +391,7 @@ async def test_a_forged_expiry_of_a_waiting_timer_asks_for_a_look_at_its_key(sto
     for lost in (False, True):
         if lost:
             assert await store.connections.commands.zrem("timers:{0}:bare", KEY) == 1
-        assert await announce(store, until_ms=await store.now_ms()) == "look"
+        assert await announce(store, since_ms=await store.now_ms()) == "look"
         assert await resolve(store, "there") == "waits"
     assert (await read(store), await known(store)) == (timer, timer.due_ms)
 
@@ -389,7 +440,7 @@ async def test_the_expiry_of_a_key_whose_timer_was_changed_is_known(store: Store
     assert await announce(store) == "look"
     assert await resolve(store, "expired") == "forgotten"
     assert await announce(store) == "known"
-    assert await announce(store, until_ms=await store.now_ms()) == "refused"
+    assert await announce(store, since_ms=await store.now_ms()) == "refused"
 
 
 async def test_a_key_that_is_set_and_expires_after_its_timer_was_cancelled_fires(store: Store) -> None:
@@ -416,8 +467,8 @@ async def test_an_expiry_that_was_heard_before_the_look_that_found_it_is_known(s
     assert await resolve(store, "expired") == "due"
     (timer,) = await claim(store)
     await settle(store, an_end(timer))
-    assert await announce(store, until_ms=heard_ms) == "known"
-    assert await announce(store, until_ms=await store.now_ms()) == "due"
+    assert await announce(store, since_ms=heard_ms) == "known"
+    assert await announce(store, since_ms=await store.now_ms()) == "due"
 
 
 async def passing(store: Store) -> str:

@@ -28,7 +28,7 @@ from tests.store.test_bare import put as put_bare
 from timers.core.model import Status
 from timers.doctor import checks as checkup
 from timers.errors import Full
-from timers.store import codec, keys, notifications
+from timers.store import codec, notifications
 from timers.store.membership import Member, Membership
 from timers.store.restoring import Restored, restore
 from timers.store.store import Store
@@ -71,9 +71,9 @@ async def test_the_canary_is_armed_and_the_state_is_reported(real: Store) -> Non
     assert not await checkup.is_full(redis)
     async with full(real):
         assert await checkup.is_full(redis)
-        await notifications.set_canary(redis, POD, 60_000)
-        assert await notifications.touch_canary(redis, POD)
-    await redis.delete(keys.canary_key(POD))
+        key = await notifications.set_canary(redis, f"{{0}}{POD}", 60_000)
+        assert await notifications.touch_canary(redis, key)
+    await redis.delete(key)
 
 
 async def test_existing_timers_can_be_read_at_maxmemory(real: Store) -> None:

@@ -25,7 +25,7 @@ from tests.store.acts import (
     running,
     settle,
 )
-from timers.bare.keys import GONE, BareKeys, KeyState
+from timers.bare.keys import GONE, BareKeys, Heard, KeyState
 from timers.client import client_over
 from timers.core.model import Status
 from timers.errors import NewerFormat
@@ -177,7 +177,7 @@ async def test_a_bare_key_of_its_name_changes_nothing(store: Store, was: str) ->
             assert await keys.report("deleted", gone) == {name: "newer"}
         else:
             assert await keys.report("adopted", states) == {name: "newer"}
-            assert await keys.announce({name: (1, await store.now_ms() - 1000)}) == {name: "newer"}
+            assert await keys.announce({name: Heard(1, "", 1)}) == {name: "newer"}
     await redis.delete(LATER)
 
 

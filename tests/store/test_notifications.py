@@ -59,10 +59,10 @@ async def test_a_bare_key_is_announced(real: Store) -> None:
 async def test_a_canary_is_heard(real: Store) -> None:
     redis = real.connections.commands
     async with listening(real.connections) as (heard, _):
-        await notifications.set_canary(redis, "pod-1", 1)
-        while await notifications.touch_canary(redis, "pod-1"):
+        key = await notifications.set_canary(redis, "{0}pod-1", 1)
+        while await notifications.touch_canary(redis, key):
             pass
-        await heard.expect(("canary", "pod-1"))
+        await heard.expect(("canary", "{0}pod-1", int(key.rpartition(":")[2])))
 
 
 async def test_taking_extending_and_giving_up_a_lease_or_trigger_announces_nothing(real: Store) -> None:
@@ -142,7 +142,8 @@ async def test_a_forged_event_claims_nothing_that_is_not_due(real: Store) -> Non
     ("key", "meaning"),
     [
         (b"timers:{5}:lease:reminder:a:b", ("lease", 5, "reminder", "a:b")),
-        (b"timers:canary:pod-1", ("canary", "pod-1")),
+        (b"timers:canary:pod-1:7:1795000000000", ("canary", "pod-1:7", 1_795_000_000_000)),
+        (b"timers:canary:pod-1:x", ("canary", "pod-1", 0)),
         (b"reminder:a", ("bare", "reminder", "a")),
         (b"timers:{5}:lease:reminder", None),
         (b"timers:{5}:bare:reminder:a", None),

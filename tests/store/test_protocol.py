@@ -41,7 +41,8 @@ class Foreign:
 
     async def call(self, script: str, root: str, *arguments: str | bytes) -> list[Any]:
         flags, rest = PATHS[script].read_text().split("\n", 1)
-        source = "\n".join((flags, PATHS["common"].read_text(), rest))
+        commons = [FOLDER / "lua" / "common.lua", *PATHS[script].parent.glob("common.lua")]
+        source = "\n".join((flags, *(path.read_text() for path in dict.fromkeys(commons)), rest))
         answer: list[Any] = await self._redis.eval(source, 1, root, "timers:wake:0", *arguments)
         assert int(answer[0]) > 1_700_000_000_000
         return answer[1:]

@@ -102,10 +102,10 @@ async def limited_user(store: Store, rules: list[str]) -> AsyncIterator[Redis]:
 
 async def test_a_canary_key_exists_until_it_is_due(real: Store) -> None:
     redis = real.connections.commands
-    await notifications.set_canary(redis, "pod-1", 60_000)
-    assert await notifications.touch_canary(redis, "pod-1")
-    await notifications.set_canary(redis, "pod-1", 1)
-    while await notifications.touch_canary(redis, "pod-1"):
+    key = await notifications.set_canary(redis, "{0}pod-1", 60_000)
+    assert await notifications.touch_canary(redis, key)
+    key = await notifications.set_canary(redis, "{0}pod-1", 1)
+    while await notifications.touch_canary(redis, key):
         pass
 
 

@@ -29,17 +29,30 @@ _log = get_logger("timers.bare-scanner")
 Page = tuple[int, list[Identity]]
 """The cursor to continue with, and what was found. A cursor of 0 begins and ends."""
 
-Heard = tuple[int, int]
-"""How often a pod has heard a key expire within 5 s, and the server time (ms) until which it has heard everything."""
+
+class Heard(NamedTuple):
+    """Which expiry of a key a pod has heard: after the canary that expired at `since_ms`, by the server's time, the one
+    of this number. All pods that heard this canary agree. A pod that has heard none since it subscribed counts from
+    there, `alone`: this is its name then."""
+
+    since_ms: int
+    alone: str
+    number: int
+
+    @property
+    def since(self) -> str:
+        """What it is counted from, as scripts say it."""
+        return f"{self.since_ms}@{self.alone}"
 
 
 class KeyState(NamedTuple):
     """A key as a pod found it: the deadline that the shard knew before (None: the key is not known), the one now, and
-    the value if it matters and is a string."""
+    the value if it matters and is a string; and which expiry the pod had heard, if that is why it looked."""
 
     known_ms: int | None
     deadline_ms: int
     value: bytes | None = None
+    heard: Heard | None = None
 
 
 def spec_of(name: str, value: bytes) -> dict[str, Any]:
@@ -140,7 +153,7 @@ class BareKeys:
         return True
 
     async def _with_values(self, states: dict[Identity, KeyState], until_ms: int) -> dict[Identity, KeyState]:
-        wanted = [i for i, (known_ms, ms, _) in states.items() if ms >= 0 and (ms != known_ms or ms <= until_ms)]
+        wanted = [i for i, (known_ms, ms, *_) in states.items() if ms >= 0 and (ms != known_ms or ms <= until_ms)]
         values = await scripts.read(self._redis, lambda asked: [asked.get(":".join(i)) for i in wanted], None)
         return states | {i: states[i]._replace(value=value) for i, value in zip(wanted, values, strict=True)}
 
@@ -149,14 +162,15 @@ class BareKeys:
         stale. Of a known key: `there`, `ending` (there until its deadline), `expired`, `deleted` or `lost-ttl`; codes:
         waits, due, cancelled, spare, forgotten, stale."""
         reports: dict[Identity, tuple[object, ...]] = {}
-        for identity, (known_ms, deadline_ms, value) in states.items():
+        for identity, (known_ms, deadline_ms, value, heard) in states.items():
             spec = "" if value is None else encode(spec_of(":".join(identity), value))
-            reports[identity] = (known_ms or "", deadline_ms if what == "adopted" else what, spec)
+            found = [deadline_ms if what == "adopted" else what, *((heard.number, heard.since) if heard else ())]
+            reports[identity] = (known_ms or "", "/".join(map(str, found)), spec)
         return await self._run("adopt" if what == "adopted" else "resolve", reports)
 
     async def announce(self, heard: Mapping[Identity, Heard]) -> dict[Identity, str]:
         """Make the timers of expired keys due. Codes: due, known, running, look, refused."""
-        return await self._run("resolve", {i: (times, "heard", until_ms) for i, (times, until_ms) in heard.items()})
+        return await self._run("resolve", {i: (one.number, "heard", one.since) for i, one in heard.items()})
 
     async def take(self, deadlines: Mapping[Identity, int]) -> list[Identity]:
         """Delete keys that still have these deadlines. Returns the deleted keys."""

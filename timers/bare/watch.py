@@ -7,7 +7,7 @@ expired, or was deleted while no pod watched. Then its timer fires: better once 
 
 import asyncio
 import time
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final
@@ -23,6 +23,10 @@ LEAD_MS: Final = 200
 DOUBT_SECONDS: Final = 0.1
 """How long a pod doubts that a missing key was deleted. If it was SET again and expired, its event arrives sooner."""
 
+UNREAD: Final = b"null"
+"""Stands for the value of a key that expired before the deadline that was known: it had been set again, and nobody has
+read to what."""
+
 LONGEST_SECONDS, IDLE_LONGEST_SECONDS = 1.0, 30.0
 """The longest pause between reads of known keys, since another pod may adopt some; and after a scan that found none."""
 
@@ -37,14 +41,11 @@ takes the other half."""
 LONGEST_STEP_SECONDS: Final = 0.05
 """In a longer step the pod itself stalled, so it does not rest for the excess."""
 
-COUNTED_SECONDS: Final = 5.0
-"""How long expiries of a key are counted together: as long as its lock counts them (lua/resolve.lua)."""
-
 LATER_SECONDS, AGAIN_SECONDS = 0.05, 0.5
 """When to report an expiry that another pod reports at once (by then it is normally known), and one during a run."""
 
 MEMORY_LIMIT: Final = 500_000
-"""Keys whose expiries are counted, and keys waiting to be reported. A server buffers no more for a slow pod."""
+"""Keys waiting to be reported. A server buffers no more for a slow pod."""
 
 LOG_EVERY_SECONDS: Final = 60.0
 
@@ -73,8 +74,6 @@ class BareWatch:
         self._every_ms, self._mark, self._count_as = every_ms, mark, count
         self.rests = BUSY_RESTS
         self._noticed, self._nearer, self._now = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        # Not a plain dict: to find its first item, a dict walks over all removed ones.
-        self.counted = OrderedDict[Identity, tuple[int, float]]()
         self._waiting = {s: deque[tuple[float, Identity, Heard]]() for s in (0.0, LATER_SECONDS, AGAIN_SECONDS)}
         self._something = asyncio.Event()
         self._dropped = self._refused = 0
@@ -154,14 +153,18 @@ class BareWatch:
             seconds = self.rests * min(time.monotonic() - began, LONGEST_STEP_SECONDS)
             await (asyncio.sleep(seconds) if self.rests == BUSY_RESTS else set_within(self._noticed, seconds))
 
-    async def inspect(self, identities: Collection[Identity], *, heard: bool = False) -> list[Identity]:
-        """Read known keys and report to their shards what became of them; `heard` means that their expiry was heard.
-        Returns the missing keys."""
+    async def inspect(
+        self, identities: Collection[Identity], heard: Mapping[Identity, Heard] | None = None
+    ) -> list[Identity]:
+        """Read known keys and report to their shards what became of them, of which this pod has `heard` that they
+        expired. Returns the missing keys."""
         states, now_ms = await self._keys.inspect(identities, LEAD_MS)
         found = defaultdict[str, dict[Identity, KeyState]](dict)
-        for identity, state in states.items():
-            if what := _verdict(state, now_ms, heard=heard):
-                found[what][identity] = state
+        for identity, seen in states.items():
+            state = seen._replace(heard=None if heard is None else heard[identity])
+            if what := _verdict(state, now_ms):
+                is_unread = what == "expired" and now_ms < (state.known_ms or 0)
+                found[what][identity] = state._replace(value=UNREAD) if is_unread else state
         deleted = found.pop("deleted", {})
         for what, some in found.items():
             await self._report_states(what, some)
@@ -181,7 +184,7 @@ class BareWatch:
             if code in ("adopted", "moved"):
                 self._nearer.set()
                 _scanner_log.info("bare key adopted", timer=":".join(identity), how=code)
-        spare = {i: ms for i, (_, ms, _) in states.items() if ms >= 0 and codes[i] in ("due", "spare")}
+        spare = {i: ms for i, (_, ms, *_) in states.items() if ms >= 0 and codes[i] in ("due", "spare")}
         if taken := await self._keys.take(spare):
             await self._keys.report("deleted", {identity: states[identity] for identity in taken})
 
@@ -190,10 +193,10 @@ class BareWatch:
         """How many expiries wait to be reported."""
         return sum(map(len, self._waiting.values()))
 
-    def heard(self, identity: Identity, until_ms: int, *, mine: bool) -> None:
-        """A key expired. This pod has heard everything until `until_ms`, and reports at once what is `mine`."""
+    def heard(self, identity: Identity, heard: Heard, *, mine: bool) -> None:
+        """A key expired. This pod reports at once what is `mine`."""
         self.noticed()
-        self._add(identity, (self._count(identity), until_ms), 0.0 if mine else LATER_SECONDS)
+        self._add(identity, heard, 0.0 if mine else LATER_SECONDS)
 
     async def report(self) -> None:
         """Report expiries batch by batch."""
@@ -203,19 +206,6 @@ class BareWatch:
                 await self._announce(batch)
             else:
                 await set_within(self._something, LATER_SECONDS if self.waiting else None)
-
-    def _count(self, identity: Identity) -> int:
-        now = time.monotonic()
-        times, last = self.counted.pop(identity, (0, now))
-        times = times + 1 if now - last < COUNTED_SECONDS else 1
-        self.counted[identity] = (times, now)
-        # Ordered by the last hearing. Two leave for each one that comes, so that old ones do not stay.
-        for _ in range(2):
-            oldest, (_, last) = next(iter(self.counted.items()))
-            if now - last < COUNTED_SECONDS and len(self.counted) <= MEMORY_LIMIT:
-                break
-            del self.counted[oldest]
-        return times
 
     def _add(self, identity: Identity, heard: Heard, seconds: float) -> None:
         if self.waiting >= MEMORY_LIMIT:
@@ -247,7 +237,7 @@ class BareWatch:
                 elif code == "refused":
                     self._refuse(identity)
             # A key that exists again has nothing to report. Once it was read, the shard can judge the others.
-            for identity in await self.inspect([i for i, code in codes.items() if code == "look"], heard=True):
+            for identity in await self.inspect([i for i, code in codes.items() if code == "look"], batch):
                 self._add(identity, batch[identity], LATER_SECONDS)
         except BaseException:
             for identity, heard in batch.items():
@@ -262,15 +252,15 @@ class BareWatch:
             self._refused, self._log_at = 0, time.monotonic() + LOG_EVERY_SECONDS
 
 
-def _verdict(state: KeyState, now_ms: int, *, heard: bool) -> str | None:
+def _verdict(state: KeyState, now_ms: int) -> str | None:
     """What the state of a key means; None for nothing that a shard should know."""
-    known_ms, deadline_ms, value = state
+    known_ms, deadline_ms, value, heard = state
     if deadline_ms == known_ms:
         return "ending" if deadline_ms - now_ms <= LEAD_MS else "there"
     if value is not None:
         return "adopted"
     if known_ms is None:
         return None
-    if deadline_ms == GONE and (heard or now_ms >= known_ms):
+    if deadline_ms == GONE and (heard is not None or now_ms >= known_ms):
         return "expired"
     return "lost-ttl" if deadline_ms == NO_TTL else "deleted"  # or something else is in its place

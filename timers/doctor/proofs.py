@@ -239,7 +239,7 @@ async def _delivery_of(store: Store, part: Part, wait_seconds: float) -> Check:
     def take(_channel: bytes, data: bytes | None) -> None:
         if data is None:
             ready.set()
-        elif data == keys.canary_key(name).encode():
+        elif data.startswith(f"{keys.canary_key(name)}:".encode()):
             heard.set()
 
     channel = keys.expired_channel(store.connections.db).encode()
@@ -249,9 +249,9 @@ async def _delivery_of(store: Store, part: Part, wait_seconds: float) -> Check:
         async with asyncio.timeout(wait_seconds):
             await ready.wait()
             began = time.monotonic()
-            await set_canary(store.connections.commands, name, CANARY_MS)
+            key = await set_canary(store.connections.commands, name, CANARY_MS)
             while not heard.is_set():
-                await touch_canary(store.connections.commands, name)
+                await touch_canary(store.connections.commands, key)
                 await set_within(heard, CANARY_MS / 1000 / 5)
     except TimeoutError:
         said = f"no `expired` event of a test key arrived{where} within {wait_seconds:g} s"

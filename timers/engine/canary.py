@@ -1,11 +1,13 @@
 """Owns the proof that notifications arrive: a small key of the pod's own on each server, every few seconds, whose event
-is timed."""
+is timed. Every pod hears the events of all in one order, so they also tell when, in this order, other events came."""
 
 import asyncio
 import math
 import time
+from collections import Counter
 from typing import Any, Final
 
+from timers.bare.keys import Heard
 from timers.core.shapes import Delivery
 from timers.engine.pod import Pod
 from timers.engine.supervisor import repeat
@@ -14,12 +16,17 @@ from timers.store.cooperative import set_within
 from timers.store.membership import DELIVERY_STATES
 from timers.store.parts import Part, is_spread
 from timers.store.servers.connections import Connections
+from timers.store.store import Identity
 
 LIFE_MS: Final = 50
 LATE_SECONDS: Final = 0.5
 STEPS: Final = 10
 """The wait for an event has so many parts. If the pod itself stands still, that takes one of them, however long: in the
 others it reads what has come meanwhile. So it does not take its delivery for failed."""
+AHEAD_MS: Final = 5_000
+"""A canary that expired so long after now, by this pod's clock, is forged."""
+COUNTED: Final = 500_000
+"""Names whose expiries are counted after one canary. A server buffers no more for a slow pod."""
 
 
 class Canary:
@@ -41,20 +48,35 @@ class Canary:
         self.subscribed = False
         """Whether this pod has a subscription. That it is gone is known at once and says nothing about how events will
         arrive over the next one."""
-        self.heard_until_ms = 0
-        """Server time up to which this pod has heard everything it will ever hear: from just before it asked for the
-        newest subscription, or the time at which the newest canary it heard expired. The time at which it reads the
-        confirmation or touches the canary would be too late, because a pod may stall before."""
+        self._since_ms, self._alone = 0, ""
+        self._expiries = Counter[Identity]()
 
-    def heard(self, name: str) -> None:
+    def heard(self, name: str, at_ms: int) -> None:
+        """A canary's event, of this pod or another, which expired at this time of the server's."""
         if name == self._name:
             self._heard.set()
+        if self._since_ms < at_ms <= self._pod.store.clock.now_ms() + AHEAD_MS:
+            self._begin(at_ms, "")
 
     def resubscribed(self, at_ms: int) -> None:
         """A subscription was confirmed, which was asked for after the server's time `at_ms`: start judging again."""
         self.subscribed = True
-        self.heard_until_ms = at_ms
+        self._begin(at_ms, self._pod.name)
+        self._name = ""  # its event may have been lost with the subscription before
+        self._heard.set()
         self.judge_soon()
+
+    def _begin(self, since_ms: int, alone: str) -> None:
+        """All that comes now is later than this. The time at which a pod reads the confirmation of a subscription, or
+        touches a canary, would be too late, because it may stall before."""
+        self._since_ms, self._alone = since_ms, alone
+        self._expiries.clear()
+
+    def count(self, identity: Identity) -> Heard:
+        """A key expired: which of its expiries that is."""
+        if identity in self._expiries or len(self._expiries) < COUNTED:
+            self._expiries[identity] += 1
+        return Heard(self._since_ms, self._alone, max(self._expiries[identity], 1))
 
     def judge_soon(self) -> None:
         self._soon.set()
@@ -76,13 +98,13 @@ class Canary:
         # A name for each round: an event of an earlier one, read late, says nothing about the events after it.
         self._round += 1
         connections = self._pod.store.connections
-        self._name = notifications.canary_on(connections, self.part, f"{self._pod.name}:{self._round}")
+        name = self._name = notifications.canary_on(connections, self.part, f"{self._pod.name}:{self._round}")
         redis = connections.commands
-        expires_ms = await notifications.set_canary(redis, self._name, self._life_ms)
+        key = await notifications.set_canary(redis, name, self._life_ms)
         # Redis expires keys strictly after the deadline, so a touch may come a moment too soon.
         await asyncio.sleep((self._life_ms + 2) / 1000)
         touched = time.monotonic()
-        while await notifications.touch_canary(redis, self._name):
+        while await notifications.touch_canary(redis, key):
             await asyncio.sleep(0.001)
             touched = time.monotonic()
         for _ in range(STEPS):
@@ -92,7 +114,8 @@ class Canary:
             self.delivery, self.lag_seconds = "deaf", math.inf
             self._failed.set()
             return
-        self.heard_until_ms = max(self.heard_until_ms, expires_ms)
+        if name != self._name:
+            return
         self.lag_seconds = time.monotonic() - touched
         self.delivery = "late" if self.lag_seconds > self._late_seconds else "ok"
 

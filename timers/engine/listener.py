@@ -140,7 +140,7 @@ class Listener:
         is_ours = self._pod.serves(shard, prefix) or (is_unserved and shard in self._pod.shards)
         if self._bare is not None and is_ours:
             mine = self._peers.is_mine(shard, prefix, timer_id)
-            self._bare.heard((prefix, timer_id), canary.heard_until_ms, mine=mine)
+            self._bare.heard((prefix, timer_id), canary.count((prefix, timer_id)), mine=mine)
 
     def _lease_expired(self, shard: int, prefix: str, timer_id: str) -> None:
         if self._pod.serves(shard, prefix):

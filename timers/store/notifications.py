@@ -39,7 +39,8 @@ sends them; another program can forge them.
 `wake`, shard, due_ms: somebody armed a timer that is due before a sweeper would poll.
 `posted`, shard: a change waits in an outbox that was empty.
 `pods`: a pod came, changed what it is, or went; or a declaration is new.
-`canary`, name: a canary key expired; the name is what follows `timers:canary:`.
+`canary`, name, at_ms: a canary key expired, whose deadline this was by the server's time; 0 if it names none. The name
+is what stands between.
 `subscribed`, at_ms: a subscription was confirmed, the first or a later one, so events before it may be lost. The time
 is the server's just before it was asked for: its confirmation may be read much later.
 """
@@ -51,6 +52,7 @@ _LEASE = re.compile(rb"timers:\{(\d+)\}:lease:([a-z0-9][a-z0-9_.-]{0,63}):([A-Za
 _WAKE = re.compile(rb"\{(\d+)\} (?:(\d+)|outbox)")
 _CHANGED: Final = b"{pods} changed"
 _CANARY: Final = keys.canary_key("").encode()
+_MS = re.compile(r"[0-9]{1,15}")
 
 
 @lru_cache(maxsize=100_000)
@@ -66,7 +68,8 @@ def parse_expired(key: bytes) -> Notification | None:
         if lease := _LEASE.fullmatch(key):
             return "lease", int(lease[1]), lease[2].decode(), lease[3].decode()
         if key.startswith(_CANARY):
-            return "canary", key[len(_CANARY) :].decode(errors="replace")
+            name, _, at = key[len(_CANARY) :].decode(errors="replace").rpartition(":")
+            return "canary", name, int(at) if _MS.fullmatch(at) else 0
         return None
     bare = keys.BARE.fullmatch(key)
     return ("bare", bare[1].decode(), bare[2].decode()) if bare else None
@@ -77,10 +80,7 @@ async def listen(part: Part, sink: Sink) -> None:
     Never returns otherwise. Triggers that come together are reported together: in a burst, most of a pod's events are
     of a few queues."""
     expired = keys.expired_channel(part.node.db).encode()
-    with reachable():
-        seconds, micros = await part.node.commands.time()
-    at_ms = seconds * 1000 + micros // 1000
-
+    at_ms = 0
     triggers = defaultdict[tuple[int, str], list[bytes]](list)
 
     def take(channel: bytes, data: bytes | None) -> None:
@@ -97,13 +97,17 @@ async def listen(part: Part, sink: Sink) -> None:
         if found is not None:
             sink(*found)
 
+    def asked(ms: int) -> None:
+        nonlocal at_ms
+        at_ms = ms
+
     def report_triggers() -> None:
         for (shard, prefix), ids in triggers.items():
             sink("triggers", shard, prefix, ids)
         triggers.clear()
 
     # The last is confirmed when all are.
-    await subscribe(part.node, (*part.wakes, expired), take, taken=report_triggers)
+    await subscribe(part.node, (*part.wakes, expired), take, asked=asked, taken=report_triggers)
 
 
 def _parse_wake(data: bytes) -> Notification | None:
@@ -211,11 +215,13 @@ async def subscribe(
     channels: Sequence[bytes],
     take: Take,
     *,
+    asked: Callable[[int], None] = lambda _ms: None,
     taken: Callable[[], None] = lambda: None,
     silence_seconds: float = SILENCE_SECONDS,
 ) -> None:
     """Subscribe and pass on messages until the connection breaks; then raise Unavailable. Never returns otherwise.
-    `taken` is called after all messages that came together.
+    `asked` is told the server's time just before it takes the subscriptions, and `taken` is called after all messages
+    that came together.
 
     Uses a new connection each time, so that nothing is subscribed twice.
     """
@@ -229,13 +235,10 @@ async def subscribe(
             while reply is not NOT_ENOUGH_DATA:
                 if isinstance(reply, Exception):
                     raise reply
-                kind = reply[0]
-                if kind in _MESSAGES:
+                if reply[0] in _MESSAGES:
                     take(reply[1], reply[2])
-                elif kind in _CONFIRMED:
-                    take(reply[1], None)
-                elif kind == b"sunsubscribe":
-                    raise Unavailable(f"another node of the cluster has the shard of {reply[1].decode()} now")
+                else:
+                    _answered(reply, take, asked)
                 reply = parser._reader.gets(False)
             taken()
             heard.set()
@@ -253,9 +256,20 @@ async def subscribe(
         await connection.disconnect()
 
 
+def _answered(reply: list[bytes], take: Take, asked: Callable[[int], None]) -> None:
+    """Take the answer to TIME or to a subscription."""
+    if reply[0].isdigit():
+        asked(int(reply[0]) * 1000 + int(reply[1]) // 1000)
+    elif reply[0] in _CONFIRMED:
+        take(reply[1], None)
+    elif reply[0] == b"sunsubscribe":
+        raise Unavailable(f"another node of the cluster has the shard of {reply[1].decode()} now")
+
+
 def _subscribing(channels: Sequence[bytes]) -> Iterator[tuple[str | bytes, ...]]:
-    """The commands. Each channel of a shard takes one of its own, before all others."""
+    """The commands, first that for the time. Each channel of a shard takes one of its own, before all others."""
     of_shards = [channel for channel in channels if b"{" in channel]
+    yield ("TIME",)  # a server takes no other command after the first subscription
     yield from (("SSUBSCRIBE", channel) for channel in of_shards)
     if others := [channel for channel in channels if channel not in of_shards]:
         yield "SUBSCRIBE", *others
@@ -324,16 +338,16 @@ def canary_on(connections: Connections, part: Part, name: str) -> str:
     return next((each for each in tagged if connections.node_of(keys.canary_key(each)) is part.node), name)
 
 
-async def set_canary(redis: Redis, name: str, ttl_ms: int) -> int:
-    """Arm a canary key. Returns the server's time (ms) at which it expires."""
+async def set_canary(redis: Redis, name: str, ttl_ms: int) -> str:
+    """Arm a canary. Returns the name of its key: after the name it has the server's time (ms) at which it expires."""
     (now_ms,) = await run(redis, "canary", keys.canary_key(name), [ttl_ms], "")
-    return int(now_ms) + ttl_ms
+    return keys.canary_key(f"{name}:{int(now_ms) + ttl_ms}")
 
 
-async def touch_canary(redis: Redis, name: str) -> bool:
-    """Touch the canary, so that Redis announces it if it is due. True while it is still there."""
+async def touch_canary(redis: Redis, key: str) -> bool:
+    """Touch a canary's key, so that Redis announces it if it is due. True while it is still there."""
     with reachable():
-        return bool(await redis.exists(keys.canary_key(name)))
+        return bool(await redis.exists(key))
 
 
 def text_of(value: bytes | str | None) -> str:

@@ -63,7 +63,7 @@ _NAMES: Final = re.compile(r"^local (?:function )?([\w, ]+)")
 @cache
 def source(name: str) -> str:
     """The script's source: its first line, which tells Redis its flags, then what it uses of the common part, then the
-    rest. The name of another room's script begins with the room: `bare/adopt`.
+    rest. The name of another room's script begins with the room, `bare/adopt`, which has a common part of its own.
 
     What stands before a line `---` in a script is its short way, which has only the base of the common part. All the
     rest stands in one function, which the short way does not make; in it a function gets what it uses of the base by
@@ -74,6 +74,8 @@ def source(name: str) -> str:
     flags, _, code = (folder / f"{script}.lua").read_text().partition("\n")
     base, _, further = (files("timers.store") / "lua" / "common.lua").read_text().partition("\n---\n")
     short, _, long = code.rpartition("\n---\n")
+    if room:
+        long = _used((folder / "common.lua").read_text(), long)
     long = _used(further, long)
     if "no-writes" not in flags:
         commands = set(_COMMAND.findall(_used(base, long))) - _ASKED_FOR_NO_RIGHT

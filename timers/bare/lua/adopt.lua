@@ -4,11 +4,14 @@
 local epoch, format = unpack(ARGV, 2, 3)
 if not carries(epoch) then return {now_text, 'foreign'} end
 
-local function adopt(prefix, id, known, deadline, spec)
+-- `said` is the key's deadline, or `<deadline>/<number>/<since>` if the pod had heard that the key expired before it was set again.
+local function adopt(prefix, id, known, said, spec)
   local member = member_of(prefix, id)
+  local deadline, number, since = string.match(said, '^(%d+)/?(%d*)/?(.*)$')
   if known_deadline(member) ~= tonumber(known) or tonumber(deadline) <= now then return 'stale' end
   local r, _, newer = read_or_clear(prefix, id, member)
   if newer then return 'newer' end
+  if since ~= '' or known ~= '' and tonumber(known) <= now then found_expired(member, since, number, r) end
   if r and r.status == 'r' then
     call('ZREM', root .. 'bare', member)
     return 'running'

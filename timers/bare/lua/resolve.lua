@@ -5,28 +5,6 @@
 local epoch, format = unpack(ARGV, 2, 3)
 if not carries(epoch) then return {now_text, 'foreign'} end
 
-local COUNTED_MS, LOCK_MS = 5000, 60000
-
-local function answered(member, times)
-  call('SET', root .. 'answered:' .. member, times .. ' ' .. now_text, 'PX', LOCK_MS)
-end
-
--- Within COUNTED_MS of the last answer, the lock's count decides: who has heard no more expiries than were answered is late, unless
--- it had heard everything until after that answer before this one came, as a pod has that has just subscribed.
--- After that, and for a pod that has heard everything only until longer before that answer, time decides: a pod that stood still,
--- or could not reach Redis, reports what others have answered since, and has counted as one burst what came slowly. Without the
--- lock, the record's history tells when.
-local function is_news(member, times, since, r)
-  local before, at = string.match(call('GET', root .. 'answered:' .. member) or '', '^(%d+) (%d+)$')
-  if before and before ~= '0' and now - at < COUNTED_MS and at - since <= COUNTED_MS then
-    return tonumber(times) > tonumber(before) or tonumber(at) < tonumber(since)
-  end
-  if not at and r then
-    for ms in string.gmatch(body_of(r), '\n%d+ %a %d+ %S+ %S+ %S+ bare%-expired (%d+)') do at = ms end
-  end
-  return not at or tonumber(at) <= tonumber(since)
-end
-
 -- Whether the newest life of a timer came from a bare key: the last of its history's causes that tell says so. If the history
 -- is so long that none is left, it counts as armed otherwise.
 local function came_from_key(r)
@@ -39,7 +17,7 @@ local function came_from_key(r)
 end
 
 -- Whoever may PUBLISH can forge an expiry. So it may start a new timer, but not change one that was armed otherwise.
-local function heard(prefix, id, member, times, since)
+local function heard(prefix, id, member, number, since)
   if known_deadline(member) then return 'look' end
   local r, _, newer = read_or_clear(prefix, id, member)
   if newer then return 'newer' end
@@ -47,10 +25,10 @@ local function heard(prefix, id, member, times, since)
     call('ZADD', root .. 'bare', text(r.due), member)
     return 'look'
   end
-  if not is_news(member, times, since, r) then return 'known' end
+  if not is_news(member, since, number, r) then return 'known' end
   if r and (r.status == 's' or not came_from_key(r)) then return 'refused' end
   if r and r.status == 'r' then return 'running' end
-  answered(member, times)
+  answered(member, since, number, now_text)
   if r then
     drop_trigger(prefix, id)
     leave(prefix, id, r)
@@ -63,7 +41,9 @@ local function heard(prefix, id, member, times, since)
   return 'due'
 end
 
-local function looked(prefix, id, member, deadline, found, spec)
+-- What a pod found, or `expired/<number>/<since>` if it had heard that expiry.
+local function looked(prefix, id, member, deadline, said, spec)
+  local found, number, since = string.match(said, '^([^/]+)/?([^/]*)/?(.*)$')
   if known_deadline(member) ~= deadline then return 'stale' end
   local r, raw, newer = read_or_clear(prefix, id, member)
   if newer then return 'newer' end
@@ -75,8 +55,7 @@ local function looked(prefix, id, member, deadline, found, spec)
   if found == 'there' then return waits and 'waits' or 'spare' end
   if found == 'ending' and not waits then return 'spare' end
   if found ~= 'ending' then call('ZREM', root .. 'bare', member) end
-  -- Pods may or may not report this expiry: 0 means that it was answered though perhaps nobody heard it.
-  if found == 'expired' and (waits or deadline <= now) then answered(member, '0') end
+  if found == 'expired' and (waits or deadline <= now) then found_expired(member, since, number, r) end
   if not waits then return 'forgotten' end
   leave(prefix, id, r)
   if found == 'ending' or found == 'expired' then

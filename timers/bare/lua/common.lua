@@ -1,0 +1,58 @@
+-- The lock of a bare key, by which an expiry that many pods report fires once.
+
+local LOCK_MS = 60000
+
+-- The lock of a key: the last expiry that was answered, as the pod that reported it calls it (`since` is `<ms>@<pod>`), and when. A star
+-- says that one more was answered since, though perhaps no pod has heard it.
+local function lock_of(member)
+  local lock = call('GET', root .. 'answered:' .. member) or ''
+  local since, number, at, unheard = string.match(lock, '^(%d+@%S*) (%d+) (%d+)(%*?)$')
+  return since, number, at or string.match(lock, ' (%d+)$'), unheard
+end
+
+local function answered(member, since, number, at)
+  call('SET', root .. 'answered:' .. member, since .. ' ' .. number .. ' ' .. at, 'PX', LOCK_MS)
+end
+
+local function answered_unheard(member)
+  local since, number = lock_of(member)
+  answered(member, since or '0@', number or '0', now_text .. '*')
+end
+
+-- Redis sends all its subscribers the same events in the same order. So what came after a later canary, or has a higher number, is a
+-- later expiry, and so is what came after a canary that a pod that counts from its own subscription has not heard. Such a pod's own
+-- reports only time can judge: what it has heard since the last answer is news, and anything else counts as what was answered. Where
+-- pods agree on what that was, their name for it takes the place of a name that only one pod has. Without the lock, the record's
+-- history tells when.
+local function is_news(member, since, number, r)
+  local last, last_number, at, unheard = lock_of(member)
+  local since_ms, alone = string.match(since, '^(%d+)@(.*)$')
+  local is_later
+  if last == since then
+    is_later = tonumber(number) > tonumber(last_number)
+  else
+    if not at and r then
+      for ms in string.gmatch(body_of(r), '\n%d+ %a %d+ %S+ %S+ %S+ bare%-expired (%d+)') do at = ms end
+    end
+    if not at or tonumber(at) <= tonumber(since_ms) then return true end
+    if not last then return false end
+    local last_ms, last_alone = string.match(last, '^(%d+)@(.*)$')
+    is_later = alone == '' and tonumber(since_ms) > tonumber(last_ms) or alone ~= '' and unheard == '*'
+    if alone == '' and not is_later and last_alone ~= '' and last_number == '1' then
+      answered(member, since, number, at .. unheard)
+    end
+  end
+  if is_later and unheard == '*' then
+    answered(member, since, number, at)
+    return false
+  end
+  return is_later
+end
+
+-- A pod found that a key had expired. It may have looked because it heard so; `since` is empty otherwise.
+local function found_expired(member, since, number, r)
+  local last, last_number = lock_of(member)
+  if last == since and last_number == number then return end
+  if since ~= '' and is_news(member, since, number, r) then answered(member, since, number, now_text)
+  else answered_unheard(member) end
+end
