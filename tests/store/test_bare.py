@@ -19,7 +19,8 @@ from tests.store.acts import (
     running,
     settle,
 )
-from timers.bare.keys import GONE, BareKeys, Heard, KeyState, spec_of
+from timers.bare.keys import GONE, NO_TTL, BareKeys, Heard, KeyState, spec_of
+from timers.core.durations import MAX_TIME_MS
 from timers.core.model import Status, Timer
 from timers.store.store import Store
 
@@ -536,3 +537,21 @@ def test_what_a_value_becomes(value: bytes, payload: object) -> None:
         assert spec_of(KEY, value).get("payload") == payload
     said = [(line["timer"], line["bytes"], line["log_level"]) for line in logs]
     assert said == [(KEY, len(value), "warning")] * (len(value) > 65_536)
+
+
+async def test_a_key_that_ends_after_all_times_is_left_alone(store: Store) -> None:
+    """The record of one could not be read: a time has thirteen digits."""
+    await store.connections.commands.set(KEY, "1", pxat=MAX_TIME_MS + 1)
+    assert (await inspect(store)).deadline_ms == NO_TTL
+    await store.connections.commands.set(KEY, "1", pxat=MAX_TIME_MS)
+    assert await adopt(store) == "adopted"
+    assert (await read(store)).due_ms == MAX_TIME_MS
+
+
+async def test_a_foreign_value_in_the_place_of_the_known_keys_stops_no_scan(store: Store) -> None:
+    await store.connections.commands.set("timers:{0}:bare", "foreign")
+    await put(store)
+    bare = BareKeys(store)
+    assert await bare.scan_known(0, 0) == (0, [])
+    assert await adopt(store) == "adopted"
+    assert await known(store) is not None

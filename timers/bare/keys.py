@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from redis.exceptions import NoPermissionError
 
+from timers.core.durations import MAX_TIME_MS
 from timers.core.fields import encode
 from timers.core.spec import encode_payload
 from timers.errors import InvalidInput
@@ -90,8 +91,9 @@ class BareKeys:
 
     async def scan_known(self, shard: int, cursor: int) -> Page:
         """The next keys that a shard knows."""
-        with scripts.reachable():
-            cursor, found = await self._redis.zscan(_index(shard), cursor, count=PAGE_SIZE)
+        ((cursor, found),) = await scripts.read(
+            self._redis, lambda asked: asked.zscan(_index(shard), cursor, count=PAGE_SIZE), (0, [])
+        )
         return cursor, [keys.identity_of(keys.text(member)) for member, _ in found if isinstance(member, bytes)]
 
     async def shards_with_keys(self) -> range:
@@ -129,15 +131,17 @@ class BareKeys:
                         asked.pexpiretime(names[place])
                     asked.time()
                 answers = iter(await asked.execute(raise_on_error=False))
-            scores = [_unless_error(next(answers)) for _ in by_shard]
+            scores = [scripts.or_empty(next(answers), [None] * len(places)) for places in by_shard.values()]
             deadlines, now_ms = dict[int, Any](), 0
             for places in by_node.values():
                 deadlines |= {place: next(answers) for place in places}
-                seconds, micros = _unless_error(next(answers))
+                seconds, micros = scripts.or_empty(next(answers), (0, 0))
                 now_ms = max(now_ms, seconds * 1000 + micros // 1000)
             known = dict(zip(chain(*by_shard.values()), chain(*scores), strict=True))
             states = {
-                identity: KeyState(int(score) if 0 <= (score := known[place] or -1) < 2**53 else None, deadlines[place])
+                identity: KeyState(
+                    int(score) if 0 <= (score := known[place] or -1) < 2**53 else None, _deadline(deadlines[place])
+                )
                 for place, identity in enumerate(identities)
                 if self._allowed(names[place], deadlines[place])
             }
@@ -184,10 +188,9 @@ class BareKeys:
         return {identity: code.decode() for identity, (code,) in zip(reports, codes, strict=True)}
 
 
-def _unless_error(answer: Any) -> Any:
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+def _deadline(answer: int) -> int:
+    """What PEXPIRETIME says; a deadline that no timer can have is none."""
+    return answer if answer <= MAX_TIME_MS else NO_TTL
 
 
 def _index(shard: int) -> str:

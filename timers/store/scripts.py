@@ -233,10 +233,11 @@ async def read(redis: Redis, ask: Callable[[Any], object], *empty: object) -> li
         async with redis.pipeline(transaction=False) as asked:
             ask(asked)
             answers = await asked.execute(raise_on_error=False)
-        return [_read(answer, nothing) for answer, nothing in zip(answers, cycle(empty), strict=False)]
+        return [or_empty(answer, nothing) for answer, nothing in zip(answers, cycle(empty), strict=False)]
 
 
-def _read(answer: object, empty: object) -> object:
+def or_empty(answer: Any, empty: object) -> Any:
+    """An answer out of a pipeline; `empty` if the key has a foreign value of another type. Raises any other error."""
     if isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE"):
         return empty
     if isinstance(answer, Exception):
