@@ -447,6 +447,28 @@ async def test_a_primary_that_is_away_rings_as_redis_does(stage: Stage, cluster:
     replay(tmp_path, stage.gauges, scrapes, {"9m50s": set(), "39m30s": {"TimersRedisDown"}, "99m": set()}, BUSY)
 
 
+@NEEDS_PROMTOOL
+def test_attempts_that_take_long_hide_no_failing(tmp_path: Path) -> None:
+    """A timer whose attempt runs is not retrying. Attempts of four minutes, each after a rest of ten seconds."""
+    shown = " ".join(f"{'0 ' * 24}{since}" for since in range(600, 3_600, 250))
+    judge(
+        tmp_path,
+        {
+            "interval": "10s",
+            "input_series": [
+                {"series": 'timers_retrying_seconds{prefix="push",job="a",instance="a"}', "values": shown}
+            ],
+            "promql_expr_test": [
+                {
+                    "expr": 'count_over_time(count(ALERTS{alertname="TimersRetrying", alertstate="firing"})[30m:30s])',
+                    "eval_time": "45m10s",
+                    "exp_samples": [{"value": 60}],
+                },
+            ],
+        },
+    )
+
+
 def replay(
     folder: Path, gauges: set[str], scrapes: Sequence[Samples], expected: Mapping[str, set[str]], ignored: Iterable[str]
 ) -> None:
@@ -467,6 +489,11 @@ def replay(
             for at, some in expected.items()
         ],
     }
+    judge(folder, test)
+
+
+def judge(folder: Path, test: Mapping[str, Any]) -> None:
+    """Let promtool check one test of the rules."""
     case = {"rule_files": [str(RULES)], "evaluation_interval": "30s", "tests": [test]}
     (folder / "case.yml").write_text(json.dumps(case))  # JSON is YAML
     words = ["promtool", "test", "rules", str(folder / "case.yml")]
