@@ -270,7 +270,10 @@ async def _hooks(store: Store) -> Check:
     means = "hooks and alarms do not hear of them; a full outbox takes no more"
     start = "start a worker, or see `hooks` under services in /readyz of the workers"
     fail = f"calls of hooks or messages of alarms fail, such as {shortened(failing)}"
-    repair = f"repair the receiver, then `timers retry --prefix '{OWN_PREFIXES}*' --status failed,unhandled --yes`"
+    repair = (
+        f"repair the receiver, then `timers retry --prefix '{OWN_PREFIXES}*' --status failed,unhandled --yes`; "
+        f"if it has been taken from the settings: `timers purge --prefix '{OWN_PREFIXES}*' --status unhandled --yes`"
+    )
     return judged(
         "hooks",
         f"{waiting} changes wait for a pod",
