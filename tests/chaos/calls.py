@@ -24,11 +24,14 @@ TRIES: Final = 50
 TRY_AGAIN_S: Final = 0.2
 REPEAT_EVERY: Final = "700ms"
 
-BareChange = Literal["", "set", "deleted"]
-"""What becomes of a bare key before its end: nothing, it is set again, it is deleted."""
+BareChange = Literal["", "set", "short", "deleted"]
+"""What becomes of a bare key before its end: nothing, it is set again for long or for a short time, it is deleted."""
 
 _LONGER_MS: Final = 3_000
 """How long a key lives that is set again."""
+
+_SHORTER_MS: Final = 200
+"""How long, if no scan is to find it."""
 
 LOOK_BEFORE_S: Final = 0.5
 """How long before it expires a bare key is to be a timer that can be read, if it counts as created."""
@@ -96,7 +99,8 @@ class Calls:
             await self._redis.set(key, json.dumps(behaviour), px=life_ms)
             if change:
                 await asyncio.sleep(life_ms / 3000)
-                due_ms = await (self._set_again if change == "set" else self._delete)(timer_id, key, due_ms, behaviour)
+                changes = {"set": self._set_again, "short": self._set_shortly, "deleted": self._delete}
+                due_ms = await changes[change](timer_id, key, due_ms, behaviour)
             await asyncio.sleep((due_ms - _now_ms()) / 1000 - LOOK_BEFORE_S)
             # A scan may not have seen yet that the key was set again, also to an earlier time.
             ends_ms = await self._redis.pexpiretime(key)
@@ -116,6 +120,17 @@ class Calls:
         finally:
             self._witness.answer(call, kind, Made.SET if is_set else "")
         return later_ms if is_set else due_ms
+
+    async def _set_shortly(self, timer_id: str, key: str, due_ms: int, behaviour: Behaviour) -> int:
+        """Set the key again, if it is there still, to end before a scan: its event, which may be lost, starts it then.
+        Returns when it is due now."""
+        soon_ms = _now_ms() + _SHORTER_MS
+        call = self._witness.invoke(Verb.RESCHEDULE, named(timer_id), due_ms=soon_ms)
+        try:
+            is_set = bool(await self._redis.set(key, json.dumps(behaviour), px=_SHORTER_MS, xx=True))
+        finally:
+            self._witness.answer(call, Kind.INFO)
+        return soon_ms if is_set else due_ms
 
     async def _delete(self, timer_id: str, key: str, due_ms: int, _: Behaviour) -> int:
         """Delete the key. Its timer counts as cancelled once the service says so before its time: a pod that looks

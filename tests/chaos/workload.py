@@ -143,7 +143,7 @@ def _bare(place: int, rng: random.Random) -> tuple[int, BareChange]:
     """How long a bare key lives, and what its owner does with it before its end."""
     if place % 3 == 0:
         return rng.randrange(*_SHORT_MS), ""
-    return rng.randrange(*_BARE_MS), rng.choice(("", "", "set", "deleted"))
+    return rng.randrange(*_BARE_MS), rng.choice(("", "", "set", "short", "deleted"))
 
 
 def _repeats(rng: random.Random) -> Behaviour:
