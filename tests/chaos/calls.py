@@ -122,14 +122,18 @@ class Calls:
         return later_ms if is_set else due_ms
 
     async def _set_shortly(self, timer_id: str, key: str, due_ms: int, behaviour: Behaviour) -> int:
-        """Set the key again, if it is there still, to end before a scan: its event, which may be lost, starts it then.
-        Returns when it is due now."""
+        """Set the key again, if it is there still, to end before a scan. Its event starts it then; if that is lost, the
+        key counts as deleted. Returns when it is due now."""
         soon_ms = _now_ms() + _SHORTER_MS
-        call = self._witness.invoke(Verb.RESCHEDULE, named(timer_id), due_ms=soon_ms)
+        calls = [
+            self._witness.invoke(Verb.RESCHEDULE, named(timer_id), due_ms=soon_ms),
+            self._witness.invoke(Verb.CANCEL, named(timer_id)),
+        ]
         try:
             is_set = bool(await self._redis.set(key, json.dumps(behaviour), px=_SHORTER_MS, xx=True))
         finally:
-            self._witness.answer(call, Kind.INFO)
+            for call in calls:
+                self._witness.answer(call, Kind.INFO)
         return soon_ms if is_set else due_ms
 
     async def _delete(self, timer_id: str, key: str, due_ms: int, _: Behaviour) -> int:
