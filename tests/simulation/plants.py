@@ -112,7 +112,7 @@ def _forget(self: ShardSweep, *_: Any, **__: Any) -> None:
 NO_PLANT: Final = Plant()
 
 PLANTS: Final[Mapping[str, Plant]] = {
-    "settle without the token check": Plant({"if held.token ~= token then return 'fenced' end": ""}, seen_by=6),
+    "settle without the token check": Plant({"if held.token ~= token then return 'fenced' end": ""}, seen_by=15),
     "a second settle counts": Plant({"if held.status ~= 'r' then return 'already' end": ""}, seen_by=1),
     "start after cancel": Plant(
         {
@@ -129,7 +129,7 @@ PLANTS: Final[Mapping[str, Plant]] = {
         seen_by=17,
     ),
     "lease not extended": Plant(engine=((Leases, "_extend", _at_once),), seen_by=9),
-    "lease taken over while it lasts": Plant({"if lease_of(member) then return end": ""}, seen_by=14),
+    "lease taken over while it lasts": Plant({"if lease_of(member) then return end": ""}, seen_by=55),
     "attempt not counted": Plant({"'r', token, r.attempt + 1": "'r', token, r.attempt"}),
     "occurrence lost between run and re-arm": Plant(
         {"    schedule(prefix, id, r.due)\n    if r.failures ~= 0": "    if r.failures ~= 0"}, seen_by=1
@@ -141,22 +141,23 @@ PLANTS: Final[Mapping[str, Plant]] = {
     ),
     "a retry burns two tries": Plant(engine=((runner, "decide", _burn_two),), seen_by=3),
     "rescue by a wrong processor": Plant(
-        engine=((ShardSweep, "_find_orphans", _find_all), (Claimer, "_room_of", _any_room)), seen_by=22
+        engine=((ShardSweep, "_find_orphans", _find_all), (Claimer, "_room_of", _any_room)), seen_by=103
     ),
     "create repeated blindly": Plant(engine=((ScriptWire, "execute", _ask_twice),), seen_by=1),
     "limit not held": Plant(engine=((Registry, "limits_fleet", _unlimited),), seen_by=8),
-    "bare key fired twice": Plant({"  if not is_news(member, since, number, r) then return 'known' end": ""}),
+    "bare key fired twice": Plant(
+        {"  if not is_news(member, since, number, r) then return 'known' end": ""}, seen_by=7
+    ),
     "life of a bare key overlooked": Plant(
         {
-            "  if is_later and unheard == '*' then\n    answered(member, since, number, at)\n": (
-                "  if unheard == '*' then\n"
-            )
+            "  if since ~= '' and is_news(member, since, number, r) then answered(member, since, number, now_text)\n"
+            "  else answered_unheard(member) end": "  answered(member, '9999999999999@', '0', now_text)"
         },
         seen_by=367,
     ),
     "value of another key": Plant(engine=((watch, "UNREAD", None),), seen_by=26),
     "starts without looking at its lease": Plant(engine=((Runs, "wait_for_lease", _at_once),), seen_by=71),
     "the sweep trusts events": Plant(engine=((ShardSweep, "_mark", _forget),), seen_by=5),
-    "orphans are never found": Plant(engine=((ShardSweep, "_find_orphans", _none_found),), seen_by=2),
+    "orphans are never found": Plant(engine=((ShardSweep, "_find_orphans", _none_found),), seen_by=5),
 }
 """By name."""
