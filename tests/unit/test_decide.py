@@ -206,6 +206,15 @@ class TestMissed:
         assert missed(timer, START_MS + 5) is None
         assert missed(timer, START_MS + 1_500) == Missed(1_500)
 
+    def test_a_change_that_left_the_due_time_alone_takes_back_no_lateness(self) -> None:
+        changed = HistoryEntry(START_MS + HOUR_MS, Status.SCHEDULED, 0, None, "changed", "shop")
+        run = HistoryEntry(START_MS + HOUR_MS + 5, Status.RUNNING, 1, "pod-1", "sweep", lateness_ms=HOUR_MS + 5)
+        timer = armed({"delay": 0, "missed": "skip"})
+        late = missed(timer._replace(history=(run, changed)), START_MS + HOUR_MS + 5)
+        assert late == Missed(HOUR_MS + 5)
+        rescheduled = changed._replace(at_ms=START_MS + HOUR_MS - 500, cause="rescheduled")
+        assert missed(timer._replace(history=(run, changed, rescheduled)), START_MS + HOUR_MS + 5) is None
+
     def test_a_run_handed_back_late_is_not_missed_for_that(self) -> None:
         back = HistoryEntry(START_MS + HOUR_MS, Status.SCHEDULED, 1, "pod-1", "handed-back", "draining")
         run = HistoryEntry(START_MS + HOUR_MS + 5, Status.RUNNING, 2, "pod-2", "event", lateness_ms=5)

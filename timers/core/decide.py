@@ -77,13 +77,14 @@ def missed(timer: Timer, now_ms: int) -> Missed | None:
     """Whether the timer's `missed` policy forbids a run that would start now.
 
     Lateness counts from the due time, or from the last arming if that was later, because a timer armed with a due time
-    in the past was not missed. A rescued run was not missed either: it had started, and would otherwise end without a
-    result as if it had been skipped.
+    in the past was not missed. A change that left the due time alone arms nothing. A rescued run was not missed either:
+    it had started, and would otherwise end without a result as if it had been skipped.
     """
     runs_late = isinstance(timer.missed, str) and timer.missed != "skip"
     if runs_late or _is_rescued(timer):
         return None
-    armed_ms = max((e.at_ms for e in life(timer) if e.status is Status.SCHEDULED), default=timer.created_ms)
+    armed = (e.at_ms for e in life(timer) if e.status is Status.SCHEDULED and e.cause != "changed")
+    armed_ms = max(armed, default=timer.created_ms)
     lateness_ms = now_ms - max(timer.due_ms, armed_ms)
     return Missed(lateness_ms) if lateness_ms > allowed_ms(timer.missed) else None
 
