@@ -1,18 +1,22 @@
 """The client for code without an event loop: in threads, after a fork, on a loop, at the end of a process."""
 
+import asyncio
+import inspect
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
 from redis import Redis
 
 from tests.waiting import DEADLINE_SECONDS
-from timers import BlockingTimerClient, Change, NotFound, Open, Status
+from timers import BlockingTimerClient, Change, NotFound, Open, Status, TimerClient
 from timers.embedded import EmbeddedServer
+from timers.ledger.database import Database
 
 
 @pytest.fixture
@@ -34,6 +38,25 @@ def test_the_methods_are_those_of_the_client_that_is_awaited(client: BlockingTim
     assert client.cancel("log", "a", purge=True).status is Status.CANCELLED
     with pytest.raises(NotFound):
         client.get("log", "a")
+
+
+def test_it_is_made_as_the_client_that_is_awaited() -> None:
+    assert inspect.signature(BlockingTimerClient) == inspect.signature(TimerClient)
+
+
+def test_it_writes_to_the_ledger_too(client: BlockingTimerClient, server: EmbeddedServer, tmp_path: Path) -> None:
+    ledger = f"sqlite+aiosqlite:///{tmp_path}/ledger.db"
+    asyncio.run(upgraded(ledger))
+    with BlockingTimerClient(server.url, ledger=ledger) as first:
+        assert first.create("log", "a", delay="1h").durability == "ledger"
+    with BlockingTimerClient(server.url, ledger=ledger, durability="fast") as fast:
+        assert fast.create("log", "b", delay="1h").durability == "fast"
+
+
+async def upgraded(url: str) -> None:
+    database = Database(url)
+    await database.upgrade()
+    await database.close()
 
 
 def test_threads_share_one_client(client: BlockingTimerClient) -> None:

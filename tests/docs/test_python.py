@@ -12,10 +12,10 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "python.md"
 
 HEAD: Final = """# The Python client
 
-`timers.TimerClient` is awaited, `timers.BlockingTimerClient` waits; a method of both has the same parameters. Every
-method raises `Unavailable` while Redis is down, `InvalidInput` for bad values, and a `Refused` if the timer's state
-forbids the call. `timers` has every type and error that a signature names. [reference.md](reference.md) has the fields
-of a timer.
+`timers.TimerClient` is awaited, `timers.BlockingTimerClient` waits; they and the methods that both have take the same
+parameters. Every method raises `Unavailable` while Redis is down, `InvalidInput` for bad values, and a `Refused` if the
+timer's state forbids the call. `timers` has every type and error that a signature names. [reference.md](reference.md)
+has the fields of a timer.
 
 | method | does |
 |---|---|

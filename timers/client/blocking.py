@@ -15,6 +15,7 @@ from timers.client.client import TimerClient
 from timers.client.feed import Event
 from timers.core.calls import BlockingTimers, FilterFields
 from timers.core.model import Timer
+from timers.core.shapes import Durability
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,9 +82,16 @@ class BlockingTimerClient(BlockingTimers):
     context manager; whatever is left open ends with the process. Do not use it on an event loop, which it would block.
     """
 
-    def __init__(self, url: str | None = None, *, edit_lock_ms: int = 0) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        edit_lock_ms: int = 0,
+        ledger: str | None = None,
+        durability: Durability = "ledger",
+    ) -> None:
         """As TimerClient's."""
-        self._make = partial(TimerClient, url, edit_lock_ms=edit_lock_ms)
+        self._make = partial(TimerClient, url, edit_lock_ms=edit_lock_ms, ledger=ledger, durability=durability)
         self._made: dict[int, TimerClient] = {}
 
     def __enter__(self) -> Self:
