@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import timers.errors  # noqa: F401 (so that `timers.errors` can be used without importing it)
 
 if TYPE_CHECKING:
-    from timers.client import Armed, BlockingTimerClient, Results, TimerClient
+    from timers.client import BlockingTimerClient, Results, TimerClient
     from timers.client.actions import BulkAction, Counts
     from timers.client.feed import Dropped, Event, Gap, Open
     from timers.client.fleet import Fleet, PrefixView, Stats

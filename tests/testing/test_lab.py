@@ -9,7 +9,20 @@ from datetime import timedelta
 import pytest
 
 from tests.waiting import DEADLINE_SECONDS
-from timers import BlockingContext, Context, Done, Fail, NoProcessor, Rearm, Retry, Status, Timer, processor
+from timers import (
+    Armed,
+    BlockingContext,
+    Context,
+    Done,
+    Fail,
+    NewTimer,
+    NoProcessor,
+    Rearm,
+    Retry,
+    Status,
+    Timer,
+    processor,
+)
 from timers.testing import TimerLab, call
 
 
@@ -117,6 +130,26 @@ async def test_a_processor_arms_and_cancels_others(timer_lab: TimerLab) -> None:
     assert [(run.prefix, run.id) for run in timer_lab.runs] == [
         *(("signup", "a"), ("signup", "b"), ("verified", "b"), ("remind", "a"))
     ]
+
+
+async def test_a_processor_learns_whether_the_timer_is_new(timer_lab: TimerLab) -> None:
+    welcome = NewTimer.parse({"prefix": "remind", "id": "a", "delay": "24h", "if_exists": "keep"})
+    armed: list[Armed] = []
+
+    @processor("async")
+    async def arms(timer: Timer, context: Context) -> None:
+        armed.append(await context.timers.arm(welcome))
+
+    @processor("plain")
+    def arms_in_a_thread(timer: Timer, context: BlockingContext) -> None:
+        armed.append(context.timers.arm(welcome, traceparent=None))
+
+    timer_lab.add(arms, arms_in_a_thread, remind)
+    await timer_lab.timers.create("async", "a", delay="1h")
+    await timer_lab.timers.create("plain", "a", delay="2h")
+    await timer_lab.advance("3h")
+    assert [(run.status, run.error) for run in timer_lab.runs] == [("completed", None), ("completed", None)]
+    assert [(each.how, each.timer.key) for each in armed] == [("created", "remind:a"), ("kept", "remind:a")]
 
 
 def test_what_is_no_processor_is_named(timer_lab: TimerLab) -> None:

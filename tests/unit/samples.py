@@ -5,9 +5,10 @@ from typing import Any
 
 import structlog
 
-from timers.core.calls import Timers
+from timers.core.calls import Armed, Timers
 from timers.core.durations import parse_time
 from timers.core.model import Status, Timer
+from timers.core.spec import NewTimer
 from timers.processor import Context, Processor, Result
 
 
@@ -43,6 +44,9 @@ class NoTimers(Timers):
     """The client for a processor that must not touch other timers."""
 
     async def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer:
+        raise AssertionError("not to be called")
+
+    async def arm(self, new: NewTimer, *, traceparent: str | None = None) -> Armed:
         raise AssertionError("not to be called")
 
     async def get(self, prefix: str, id: str) -> Timer:

@@ -12,7 +12,7 @@ from tests.nursery import ROOT
 HEAD: Final = """
 from collections.abc import Iterator
 from datetime import timedelta
-from timers import BlockingTimerClient, Context, Delay, Done, NewTimerFields, Page, Rearm, Results, Retry
+from timers import BlockingTimerClient, Context, Delay, Done, NewTimer, NewTimerFields, Page, Rearm, Results, Retry
 from timers import Timer, TimerAnswer, TimerClient, processor
 
 
@@ -46,6 +46,7 @@ RIGHT: Final = """
     await timers.act("cancel", {"prefix": "mail", "status": "scheduled"}, dry_run=True)
     await context.timers.create("mail", "b", delay="1h")
     await context.timers.cancel("mail", "b", purge=True)
+    (await context.timers.arm(NewTimer.parse({"prefix": "mail", "delay": 5}))).timer.due_at.isoformat()
     blocking.create("mail", "a", delay=timedelta(days=1))
     for found in blocking.iterate(prefix="mail"):
         print(found.due_at.isoformat(), found.status.value, page.next_cursor)

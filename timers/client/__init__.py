@@ -3,7 +3,8 @@
 from timers.client.blocking import BlockingTimerClient
 from timers.client.client import BATCH_LIMIT, TimerClient, client_of, client_over, feed_of, posted
 from timers.client.opening import open_redis, open_store
-from timers.client.planning import Armed, Results
+from timers.client.planning import Results
+from timers.core.calls import Armed
 
 __all__ = [
     "BATCH_LIMIT",

@@ -23,7 +23,6 @@ from timers.client.fleet import (
 from timers.client.group_commit import ArmAll, GroupCommit
 from timers.client.opening import open_ledger, recall_shards
 from timers.client.planning import (
-    Armed,
     Results,
     Wish,
     accepted,
@@ -34,7 +33,7 @@ from timers.client.planning import (
     refusal,
     tried,
 )
-from timers.core.calls import ChangeFields, Delay, FilterFields, Time, Timers
+from timers.core.calls import Armed, ChangeFields, Delay, FilterFields, Time, Timers
 from timers.core.fields import check_callers_prefix, check_id, check_prefix, check_traceparent, is_own
 from timers.core.hooks import CALLS
 from timers.core.model import Status, Timer
@@ -202,7 +201,6 @@ class TimerClient(Timers):
         return (await self.arm(NewTimer.parse(given), traceparent=traceparent)).timer
 
     async def arm(self, new: NewTimer, *, traceparent: str | None = None) -> Armed:
-        """As `create`, for a checked timer; tells whether it was created, replaced or kept."""
         if traceparent is not None:
             check_traceparent(traceparent)
         store = await self._open()

@@ -7,7 +7,8 @@ from typing import Final
 
 from timers.client.client import TimerClient
 from timers.client.copies import row_of_timer
-from timers.client.planning import REASONS, Armed, Reason, armed, own_due_ms, plan, tried
+from timers.client.planning import REASONS, Reason, armed, own_due_ms, plan, tried
+from timers.core.calls import Armed
 from timers.core.model import Timer
 from timers.core.spec import Request, TimerChange, read_request
 from timers.errors import NotFound

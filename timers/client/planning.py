@@ -3,9 +3,9 @@ the timer that is there now, or the error that says why not. Pure: it never read
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, NamedTuple, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
-from timers.core.calls import NewTimerFields
+from timers.core.calls import Armed, NewTimerFields
 from timers.core.decide import first_slot, start
 from timers.core.durations import Duration, format_time, parse_time, within_reach
 from timers.core.model import NO_PROGRESS, Progress, Status, Timer
@@ -98,18 +98,6 @@ def changed_progress(current: Timer, change: TimerChange, due_ms: int | None) ->
     _require_before_end(repeat, first_ms)
     started = start(first_ms)
     return replace(moved, slot_ms=started.slot_ms, anchor_ms=started.anchor_ms, step=0)
-
-
-class Armed(NamedTuple):
-    """A timer that is there now, and whether this call `created` it, `replaced` another or `kept` an existing one."""
-
-    timer: Timer
-    how: str
-
-    @property
-    def created(self) -> bool:
-        """True if the identity was free."""
-        return self.how == "created"
 
 
 Reason = InvalidInput | TooManyPending | Refused | RedisRights | NewerFormat

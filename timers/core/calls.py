@@ -7,13 +7,15 @@ The values are checked when they are used; see `core/spec.py`. The names are tho
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Generic, NotRequired, Required, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Generic, NamedTuple, NotRequired, Required, TypedDict, TypeVar, Unpack, overload
 
 from timers.core.model import Timer
 from timers.core.policies import Repeat, RetryPolicy
 from timers.core.shapes import BackoffFormula, Durability, IfExists, MissedRule, RepeatMode, StatusName
+from timers.core.spec import NewTimer
 
 T_co = TypeVar("T_co", covariant=True)
+A_co = TypeVar("A_co", covariant=True)
 
 Delay = str | int | float | timedelta
 """`"24h"`, `"P1M"`, a number of seconds, or a timedelta."""
@@ -132,7 +134,19 @@ class FilterFields(TypedDict, total=False):
     due_before: Time | None
 
 
-class TimerCalls(ABC, Generic[T_co]):
+class Armed(NamedTuple):
+    """A timer that is there now, and whether this call `created` it, `replaced` another or `kept` an existing one."""
+
+    timer: Timer
+    how: str
+
+    @property
+    def created(self) -> bool:
+        """True if the identity was free."""
+        return self.how == "created"
+
+
+class TimerCalls(ABC, Generic[T_co, A_co]):
     """What a processor can do with other timers. Every method raises Unavailable while Redis is down, InvalidInput for
     bad values, and a Refused if the timer's state forbids the call."""
 
@@ -153,6 +167,10 @@ class TimerCalls(ABC, Generic[T_co]):
     def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> T_co: ...
 
     @abstractmethod
+    def arm(self, new: NewTimer, *, traceparent: str | None = None) -> A_co:
+        """As `create`, for a checked timer; tells whether it was created, replaced or kept."""
+
+    @abstractmethod
     def get(self, prefix: str, id: str) -> T_co:
         """Return the timer. Raises NotFound."""
 
@@ -162,9 +180,9 @@ class TimerCalls(ABC, Generic[T_co]):
         timer. Raises NotFound, Running, EditLocked, NotScheduled, VersionMismatch."""
 
 
-Timers = TimerCalls[Coroutine[Any, Any, Timer]]
+Timers = TimerCalls[Coroutine[Any, Any, Timer], Coroutine[Any, Any, Armed]]
 """The calls of an async processor; `timers.TimerClient` can do more."""
 
-BlockingTimers = TimerCalls[Timer]
+BlockingTimers = TimerCalls[Timer, Armed]
 """The calls of a plain processor, which wait for their results and raise RunOver once its run is over;
 `timers.BlockingTimerClient` can do more."""

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from timers.core.calls import BlockingTimers, Timers
+from timers.core.calls import Armed, BlockingTimers, Timers
 from timers.core.model import Timer
+from timers.core.spec import NewTimer
 from timers.errors import RunOver
 from timers.logs import get_logger
 
@@ -88,7 +89,8 @@ _BLOCKS: Final = (
 
 _ENDED: Final = "the pod has stopped, so context.timers no longer works"
 
-Call = Callable[[], Coroutine[Any, Any, Timer]]
+T = TypeVar("T")
+Call = Callable[[], Coroutine[Any, Any, T]]
 
 
 class ThreadTimers(BlockingTimers):
@@ -98,11 +100,14 @@ class ThreadTimers(BlockingTimers):
         self._timers, self._loop = timers, asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._over: str | None = None
-        self._waited_for: set[concurrent.futures.Future[Timer]] = set()
+        self._waited_for: set[concurrent.futures.Future[Any]] = set()
         self._lock = threading.Lock()
 
     def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer:
         return self._result(lambda: self._timers.create(prefix, id, **fields))
+
+    def arm(self, new: NewTimer, *, traceparent: str | None = None) -> Armed:
+        return self._result(lambda: self._timers.arm(new, traceparent=traceparent))
 
     def get(self, prefix: str, id: str) -> Timer:
         return self._result(lambda: self._timers.get(prefix, id))
@@ -117,7 +122,7 @@ class ThreadTimers(BlockingTimers):
         for answer in waited_for:
             answer.cancel()
 
-    def _result(self, call: Call) -> Timer:
+    def _result(self, call: Call[T]) -> T:
         if threading.get_ident() == self._loop_thread:
             raise RuntimeError(_BLOCKS)
         answer = self._asked(call)
@@ -129,7 +134,7 @@ class ThreadTimers(BlockingTimers):
             with self._lock:
                 self._waited_for.discard(answer)
 
-    def _asked(self, call: Call) -> concurrent.futures.Future[Timer]:
+    def _asked(self, call: Call[T]) -> concurrent.futures.Future[T]:
         """Takes the lock, so that no call slips in between the end of the run and `close`."""
         with self._lock:
             if self._over is not None:

@@ -44,7 +44,7 @@ async def call(
     `prefix` is the processor's own by default; `state` is what its lifespan would give. `context.timers` refuses every
     call."""
     refusing: Any = create_autospec(TimerCalls, instance=True)
-    for refused in (refusing.create, refusing.get, refusing.cancel):
+    for refused in (refusing.create, refusing.arm, refusing.get, refusing.cancel):
         refused.side_effect = AssertionError("context.timers needs a lab: see timers.testing.TimerLab")
     now_ms = parse_time(datetime.now(UTC) if due_at is None else due_at)
     timer = Timer(
