@@ -9,6 +9,14 @@ if TYPE_CHECKING:
     from timers.testing import TimerLab
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """End the runs of a lab while there is a loop on which they can: plugins may close it before any fixture ends."""
+    lab = getattr(item, "funcargs", {}).get("timer_lab")
+    if lab is not None:
+        lab.leave()
+
+
 @pytest.fixture
 def timer_lab() -> Iterator["TimerLab"]:
     """A timer service for one test: no server, no waiting, a clock that the test moves."""

@@ -4,10 +4,13 @@ import asyncio
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import pytest
 
+from tests.engine.fleet import until
 from tests.waiting import DEADLINE_SECONDS
 from timers import (
     Armed,
@@ -176,6 +179,69 @@ async def test_a_test_of_a_plain_function_never_ended() -> None:
     for thread in made:
         thread.join(DEADLINE_SECONDS)
     assert not any(thread.is_alive() for thread in made)
+
+
+class Held:
+    """What processors hold open, and their runs."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        self.log.append("opened")
+        yield
+        await asyncio.sleep(0)
+        self.log.append("closed")
+
+    async def uses(self, lab: TimerLab, *, ends: bool = True) -> None:
+        """A run in the lab, which waits for a day unless it is to end."""
+
+        @processor("uses", lifespan=self.lifespan)
+        async def use(timer: Timer, context: Context) -> None:
+            try:
+                await asyncio.sleep(0 if ends else 86_400)
+            except asyncio.CancelledError:
+                self.log.append("taken back")
+                raise
+
+        lab.add(use)
+        await lab.timers.create("uses", str(len(self.log)), delay=0)
+        await lab.advance("1s")
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    """What is held open. Nothing is after the test's other fixtures have ended."""
+    held = Held()
+    yield held
+    assert held.log == ["opened", "taken back", "closed"]
+
+
+async def test_the_fixture_left_runs_and_lifespans_behind(held: Held, timer_lab: TimerLab) -> None:
+    await held.uses(timer_lab, ends=False)
+    assert held.log == ["opened"]
+
+
+async def test_a_lab_leaves_what_processors_hold_open_before_its_block_is_over() -> None:
+    held = Held()
+    async with TimerLab() as lab:
+        await held.uses(lab, ends=False)
+    assert held.log == ["opened", "taken back", "closed"]
+
+
+async def test_a_plain_block_leaves_it_to_the_loop() -> None:
+    held = Held()
+    with TimerLab() as lab:
+        await held.uses(lab, ends=False)
+    await until(lambda: held.log == ["opened", "taken back", "closed"], "they are left")
+
+
+async def test_other_processors_leave_the_lifespans_of_those_before(timer_lab: TimerLab) -> None:
+    held = Held()
+    for _ in range(2):
+        await held.uses(timer_lab)
+    assert held.log == ["opened", "closed", "opened"]
 
 
 async def test_a_cron_runs_at_its_times(timer_lab: TimerLab) -> None:

@@ -57,6 +57,7 @@ class Engine:
     def __init__(self, store: Store, timers: TimerClient, processors: Iterable[Processor], later: Later) -> None:
         options = WorkerOptions("lab", CONCURRENCY, FOR_EVER_MS, FOR_EVER_MS, drain_timeout_ms=0)
         pod = Pod(store, Registry(processors), options)
+        self.loop = asyncio.get_running_loop()
         self.registry = pod.registry
         self._lifespans = Lifespans(pod.registry.processors)
         self._is_open = False
@@ -78,6 +79,11 @@ class Engine:
         finally:
             await self._services.stop()
             await self._claimer.finish()
+
+    async def close(self) -> None:
+        """Take back the runs that have not ended, and leave what processors hold open."""
+        await self.runner.hand_back()
+        await self._lifespans.close()
 
     @property
     def is_busy(self) -> bool:
@@ -111,7 +117,10 @@ class LabRun:
 
 class TimerLab:
     """A timer service for one test, as a context manager. `timers` is its client. `runs` are the runs that have ended,
-    in order. While the lab is open, a processor's `asyncio.sleep` waits for the lab's clock."""
+    in order. While the lab is open, a processor's `asyncio.sleep` waits for the lab's clock.
+
+    At its end it takes back the runs that have not ended and leaves the lifespans of processors. `async with` waits for
+    that, and so does the fixture; `with` on an event loop leaves it to the loop's next turns."""
 
     def __init__(self, *, start: datetime | None = None) -> None:
         """A lab whose clock begins at `start`, or now by default."""
@@ -119,6 +128,7 @@ class TimerLab:
         self.runs: list[LabRun] = []
         self._processors: dict[str, Processor] = {}
         self._engine: Engine | None = None
+        self._retired: list[Engine] = []
         self._waiting: list[tuple[float, int, asyncio.Handle, Callable[[], object]]] = []
         self._order = count()
         self._sleeping = 0
@@ -132,7 +142,24 @@ class TimerLab:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop_engine()
+        self.leave()
+        self._open.close()
+
+    def leave(self) -> None:
+        """Take back the runs that have not ended, and leave the lifespans of processors."""
+        self._retire_engine()
+        for loop in {engine.loop for engine in self._retired if not engine.loop.is_closed()}:
+            if loop.is_running():
+                self._leaving = loop.create_task(self._leave())
+            else:
+                loop.run_until_complete(self._leave())
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._retire_engine()
+        await self._leave()
         self._open.close()
 
     @property
@@ -153,12 +180,13 @@ class TimerLab:
             ):
                 self._processors[found.prefix] = replace(found, function=self._clocked(found))
         self._store.declare(self._processors)
-        self._stop_engine()
+        self._retire_engine()
 
     async def advance(self, by: Delay) -> None:
         """Let this much time pass. Everything that becomes due runs at its time, in order, and so do its retries,
         repeats and re-armed timers."""
         until_ms = Duration.parse(by).add_to(round(self._now_ms))
+        await self._leave()
         engine = self._engine = self._engine or Engine(self._store, self.timers, self._processors.values(), self.later)
         async with engine.working():
             await self._run_what_is_due(engine, until_ms)
@@ -219,10 +247,18 @@ class TimerLab:
                     f"{engine.runner.executing} runs do not end: they wait for something other than time"
                 )
 
-    def _stop_engine(self) -> None:
+    def _retire_engine(self) -> None:
         if self._engine is not None:
             self._engine.runner.close()  # the process would not end while threads of plain functions wait for work
+            self._retired.append(self._engine)
             self._engine = None
+
+    async def _leave(self) -> None:
+        """Close the engines that are no longer used. One of another loop ended with that loop."""
+        while self._retired:
+            engine = self._retired.pop()
+            if engine.loop is asyncio.get_running_loop():
+                await engine.close()
 
     def _wake(self) -> None:
         while self._waiting and self._waiting[0][0] <= self._now_ms:
