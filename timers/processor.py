@@ -286,8 +286,27 @@ def _at(path: str, named: str) -> list[Processor]:
     if inspect.isfunction(found) and all(
         p.default is not p.empty for p in inspect.signature(found).parameters.values()
     ):
-        return list(found())
+        return _made_by(found, named)
     raise ConfigurationError(f"{named}, which is not a function with the decorator @processor")
+
+
+_MADE: Final = "expected a function that returns a list of processors"
+
+
+def _made_by(factory: Callable[[], Any], named: str) -> list[Processor]:
+    """The processors that a function without parameters returns."""
+    try:
+        made = factory()
+        found = list(made) if isinstance(made, Iterable) else [made]
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigurationError(f"{named}, which raised {said}; {_MADE}") from error
+    for each in found:
+        if not isinstance(each, Processor):
+            raise ConfigurationError(f"{named}, which returned {shown(made)}; {_MADE}")
+    return found
 
 
 def in_module(module: object, named: str) -> list[Processor]:

@@ -125,6 +125,22 @@ class TestLoad:
         )
         assert {"one", "two"} <= set(load([f"{name}:make"]).declared)
 
+    @pytest.mark.parametrize(
+        ("body", "reason"),
+        [
+            ("return 1 / 0", "raised ZeroDivisionError: division by zero"),
+            ("yield 1 / 0", "raised ZeroDivisionError: division by zero"),
+            ("raise OSError('two\\nlines')", "raised OSError: two lines"),
+            ("return None", "returned nothing"),
+            ("return 7", "returned 7"),
+            ("return [7]", "returned [7]"),
+        ],
+    )
+    def test_a_function_that_makes_no_processors_is_named(self, module: WriteModule, body: str, reason: str) -> None:
+        name = module(f"plugin_that_makes_none_{sum(map(ord, body))}", f"def make():\n    {body}\n")
+        accepted = "expected a function that returns a list of processors"
+        assert complaint(f"{name}:make") == f"TIMERS_PROCESSORS names '{name}:make', which {reason}; {accepted}"
+
     @pytest.mark.parametrize("path", ["timers", "timers.mine", "timers:serve"])
     def test_a_module_with_the_services_name_is_refused(self, path: str) -> None:
         text = complaint(path)
