@@ -12,11 +12,13 @@ import re
 import secrets
 import socket
 from collections.abc import Iterable, Mapping
+from io import StringIO
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from dotenv import dotenv_values
+from dotenv.parser import parse_stream
 from pydantic import (
     AfterValidator,
     AliasGenerator,
@@ -59,8 +61,9 @@ def _setting_name(field: str) -> str:
 
 
 def _duration(default: str, minimum_ms: int = 0, maximum_ms: int = 3_653 * DAY_MS, or_else: str = "") -> Any:
-    bounds = f", from {Duration.of_ms(minimum_ms)} to {Duration.of_ms(maximum_ms)}" if minimum_ms else ""
-    rule = LENGTHS + bounds + (f", or {or_else}" if or_else else "")
+    most = Duration.of_ms(maximum_ms)
+    bounds = f"from {Duration.of_ms(minimum_ms)} to {most}" if minimum_ms else f"at most {most}"
+    rule = f"{LENGTHS}, {bounds}" + (f", or {or_else}" if or_else else "")
     return Field(
         default_factory=lambda: None if default == or_else else parse_ms(default),
         ge=minimum_ms,
@@ -357,12 +360,25 @@ def _sources(environ: Mapping[str, str] | None, env_file: Path) -> tuple[_Given,
     given = os.environ if environ is None else environ
     links = service_links(given)
     environment, paths = values.with_secrets({n: v for n, v in given.items() if v and n not in links}, SECRET_NAMES)
+    written = _written(env_file)
+    file, in_file = values.with_secrets({n: v for n, v in written.items() if v != ""}, SECRET_NAMES)
+    return environment, file, {**{n: path for n, path in in_file.items() if n not in environment}, **paths}
+
+
+def _written(env_file: Path) -> _Given:
+    """What the file says. Raises ConfigurationError if it cannot be read, or for a line that says nothing."""
     try:
-        text = dotenv_values(env_file)
+        text = env_file.read_text("utf-8")
+    except (FileNotFoundError, IsADirectoryError):  # such a folder may be a virtual environment
+        return {}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{env_file} cannot be read: {error}") from None
-    file, in_file = values.with_secrets({n: v for n, v in text.items() if v != ""}, SECRET_NAMES)
-    return environment, file, {**{n: path for n, path in in_file.items() if n not in environment}, **paths}
+    for binding in parse_stream(StringIO(text)):
+        if binding.error:  # the line is not shown, because it may hold a secret
+            above = len(binding.original.string) - len(binding.original.string.lstrip())
+            line = binding.original.line + binding.original.string.count("\n", 0, above)
+            raise ConfigurationError(f"{env_file}: line {line} cannot be read; expected NAME=value or # and a comment")
+    return dotenv_values(stream=StringIO(text))
 
 
 def load_worker_settings(**options: str) -> Settings:

@@ -175,6 +175,8 @@ def test_failed_timers_may_be_kept_for_ever_for_a_time_or_not_at_all() -> None:
         ("LEASE", "0", "from 100ms to 1d"),
         ("RETENTION", "-1s", "a duration such as 250ms"),
         ("RETENTION", "1 month", "a duration such as 250ms"),
+        ("RETENTION", "P11Y", ", at most 3653d"),
+        ("RETENTION_FAILED", "P11Y", ", at most 3653d, or forever"),
         ("EDIT_LOCK", "nan", "a duration such as 250ms"),
         ("ADOPT_EVERY", "0s", "from 10ms to 3653d"),
         ("ADOPT_EVERY", "never", ", or off"),

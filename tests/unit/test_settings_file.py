@@ -55,6 +55,19 @@ def test_an_undecodable_file_is_one_clear_line(tmp_path: Path) -> None:
     assert refused_in(file, {}).startswith(f"{file} cannot be read: ")
 
 
+@pytest.mark.parametrize("line", ["TIMERS_POD pod-1", "TIMERS_POD='pod-1", "=pod-1", "TIMERS_POD='a' b"])
+def test_a_line_that_says_nothing_is_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / ".env"
+    file.write_text(f"TIMERS_CONCURRENCY=7\n\n# a comment\n\n  {line}\nTIMERS_HTTP_PORT=1\n")
+    told = refused_in(file, {})
+    assert told == f"{file}: line 5 cannot be read; expected NAME=value or # and a comment"
+
+
+def test_a_folder_of_that_name_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / ".env").mkdir()
+    assert load_settings({"TIMERS_POD": "a"}, tmp_path / ".env").pod == "a"
+
+
 SECRETS = {
     "TIMERS_REDIS_URL": "rediss://timers:hidden@127.0.0.1:6379/5",
     "TIMERS_LEDGER_URL": "postgresql+asyncpg://timers:hidden@127.0.0.1/shop",
