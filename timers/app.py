@@ -95,14 +95,18 @@ class Stopping:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[Stopping]:
-    """While the context lasts, SIGTERM and SIGINT ask the pod to stop."""
+    """While the context lasts, SIGTERM and SIGINT ask the pod to stop; and SIGHUP, which comes when its terminal ends,
+    unless `nohup` has it ignored."""
     loop, stopping = asyncio.get_running_loop(), Stopping()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
         loop.add_signal_handler(number, stopping.ask)
     try:
         yield stopping
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in numbers:
             loop.remove_signal_handler(number)
 
 

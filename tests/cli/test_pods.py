@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from aiohttp import ClientConnectionError, ClientSession
@@ -161,22 +161,32 @@ async def test_an_api_pod_arms_what_a_worker_pod_runs(start: Start, server: Embe
     assert "http://" not in worker.err
 
 
-@pytest.mark.parametrize("signals", [1, 2], ids=["after the drain time", "at once on the second signal"])
+NOHUP: Final = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+STOPS: Final = (
+    pytest.param([signal.SIGTERM], id="after the drain time"),
+    pytest.param([signal.SIGTERM, signal.SIGTERM], id="at once on the second signal"),
+    pytest.param(
+        [signal.SIGHUP], id="with its terminal", marks=pytest.mark.skipif(NOHUP, reason="a pod ignores it, too")
+    ),
+)
+
+
+@pytest.mark.parametrize("signals", STOPS)
 async def test_a_stopped_pod_hands_back_what_it_runs(
-    start: Start, server: EmbeddedServer, redis: Redis, signals: int
+    start: Start, server: EmbeddedServer, redis: Redis, signals: list[signal.Signals]
 ) -> None:
     redis.ping()
-    drain = "1h" if signals == 2 else "50ms"
+    drain = "1h" if len(signals) == 2 else "50ms"
     pod = start("serve", "--roles", "worker", **OURS, TIMERS_REDIS_URL=server.url, TIMERS_DRAIN_TIMEOUT=drain)
     async with TimerClient(server.url) as client:
         await eventually(lambda: client.owner("hold"), "the pod has declared its processors")
         await client.create("hold", "one", delay=0)
         await until_status(client, "hold", "running")
-        pod.signal(signal.SIGTERM)
+        pod.signal(signals[0])
         await eventually(_said(pod, "stopping"), "the first signal is heard")
-        if signals == 2:
+        for number in signals[1:]:
             assert pod.alive
-            pod.signal(signal.SIGTERM)
+            pod.signal(number)
         assert (await asyncio.to_thread(pod.end)).code == 0
         timer = await client.get("hold", "one")
     assert (timer.status, timer.failures, timer.lease) == ("scheduled", 0, None)
