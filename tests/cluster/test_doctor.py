@@ -52,8 +52,10 @@ async def test_the_doctor_and_a_create_say_that_a_primary_is_away(cluster: Clust
         told = {check.name: check for check in await examine(store, wait_seconds=0.2)}
         assert told["server"].said.startswith(f"{lost.name}: ")
         assert told["data"].level == "fail"
+        here = {await cluster.owner(keys.root(shard)) is lost: keys.root(shard) for shard in range(64)}
         with pytest.raises(Unavailable):
-            await refusal_of(store, "replicated", has_ledger=False)
+            await refusal_of(store, "replicated", has_ledger=False, root=here[True])
+        assert await refusal_of(store, "replicated", has_ledger=False, root=here[False]) is None
 
 
 async def test_a_pod_that_reaches_some_primaries_is_ready(cluster: Cluster) -> None:

@@ -43,7 +43,7 @@ from timers.embedded import reachable_url
 from timers.errors import InvalidInput, Running, Unavailable
 from timers.logs import get_logger
 from timers.settings import Settings, load_worker_settings
-from timers.store import outbox, queries
+from timers.store import keys, outbox, queries
 from timers.store.callers import Quota, Quotas
 from timers.store.codec import encode_act
 from timers.store.filters import Filter, Visible
@@ -214,16 +214,19 @@ class TimerClient(Timers):
         if refused is not None:
             raise refused
         arming = plan(new, store.clock.now_ms(), traceparent, self._by, self._durability)
-        if arming.durability != "fast" and (lacks := await self._lacks(arming.durability)) is not None:
-            raise lacks
+        if arming.durability != "fast":
+            lacks = await self._lacks(arming.durability, store.shard_of(arming.prefix, arming.id))
+            if lacks is not None:
+                raise lacks
         return armed(await self._group_commit.arm(arming, self._quota), arming, self._quota)
 
-    async def _lacks(self, durability: Durability) -> InvalidInput | None:
-        """The error for a durability that this service cannot give. Replicas may come and go, so if they are only this
-        client's default, the answer says that there was none."""
+    async def _lacks(self, durability: Durability, shard: int) -> InvalidInput | None:
+        """The error for a durability that this service cannot give to a shard. Replicas may come and go, so if they are
+        only this client's default, the answer says that there was none."""
         if durability in ("fast", self._durability) and durability != FSYNC:
             return None
-        return await refusal_of(await self._open(), durability, has_ledger=self._ledger is not None)
+        store, has_ledger = await self._open(), self._ledger is not None
+        return await refusal_of(store, durability, has_ledger=has_ledger, root=keys.root(shard))
 
     async def batch(self, news: Iterable[Wish], *, traceparent: str | None = None) -> Results:
         """Arm up to 1,000 timers, each given as a NewTimer or by its fields. Returns a result for each, in order; an
@@ -240,7 +243,8 @@ class TimerClient(Timers):
         return await self._group_commit.in_parts(news, arm, together=self._quota is not None)
 
     async def _arm_some(self, traceparent: str | None, news: Sequence[Wish]) -> Results:
-        now_ms = (await self._open()).clock.now_ms()
+        store = await self._open()
+        now_ms = store.clock.now_ms()
         planned = [
             new if isinstance(new, Exception) else tried(plan, new, now_ms, traceparent, self._by, self._durability)
             for new in news
@@ -252,11 +256,15 @@ class TimerClient(Timers):
             if self._ledger is None:
                 raise
             refused = self._declared.refusals_without_redis(prefixes, await self._ledger.declared())
-        levels = {p.durability for p in planned if isinstance(p, Arming)}
-        lacks = {level: error for level in levels if (error := await self._lacks(level))}
+
+        def asked(p: Arming) -> tuple[Durability, int]:
+            return p.durability, 0 if p.durability == "fast" else store.shard_of(p.prefix, p.id)
+
+        levels = {asked(p) for p in planned if isinstance(p, Arming)}
+        lacks = {level: error for level in levels if (error := await self._lacks(*level))}
         if refused or lacks:
             planned = [
-                refused.get(p.prefix) or lacks.get(p.durability) or p if isinstance(p, Arming) else p for p in planned
+                refused.get(p.prefix) or lacks.get(asked(p)) or p if isinstance(p, Arming) else p for p in planned
             ]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
         answers = iter(await self._group_commit.arm_each(armings, self._quota))

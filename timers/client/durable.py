@@ -13,26 +13,29 @@ SETTING: Final = "TIMERS_DURABILITY"
 LEVELS: Final[Sequence[Durability]] = get_args(Durability)
 
 
-async def lacking(store: Store, *, has_ledger: bool) -> Mapping[Durability, str]:
-    """What the service lacks for the durabilities that it cannot give. Raises Unavailable."""
-    lacks: dict[Durability, str] = {level: await _lacks(store, level) for level in WAITS}
+async def lacking(store: Store, *, has_ledger: bool, root: str = "") -> Mapping[Durability, str]:
+    """What the service lacks for the durabilities that it cannot give, to a shard's root or without one to all of them.
+    Raises Unavailable."""
+    lacks: dict[Durability, str] = {level: await _lacks(store, level, root) for level in WAITS}
     lacks["ledger"] = "" if has_ledger else "this service has no ledger (TIMERS_LEDGER_URL)"
     return {level: why for level, why in lacks.items() if why}
 
 
-async def _lacks(store: Store, level: WaitLevel) -> str:
+async def _lacks(store: Store, level: WaitLevel, root: str) -> str:
     with reachable():
-        return await store.connections.durable(level).lacks()
+        return await store.connections.durable(level).lacks(root)
 
 
-async def refusal_of(store: Store, durability: Durability, *, has_ledger: bool) -> InvalidInput | None:
-    """The error for a durability that the service cannot give. Raises Unavailable."""
-    if durability in WAITS and not await _lacks(store, durability):
+async def refusal_of(store: Store, durability: Durability, *, has_ledger: bool, root: str = "") -> InvalidInput | None:
+    """The error for a durability that the service cannot give, as in `lacking`. Raises Unavailable."""
+    if durability in WAITS and not await _lacks(store, durability, root):
         return None
     if durability == "fast" or (durability == "ledger" and has_ledger):
         return None
-    lacks = await lacking(store, has_ledger=has_ledger)
-    why = lacks.get(durability, "try again")
+    lacks = await lacking(store, has_ledger=has_ledger, root=root)
+    why = lacks.get(durability)
+    if why is None:  # the server has it since a moment ago
+        return None
     return InvalidInput.of("durability", durability, f"{listed(lacks)}; {_said(durability, why)}")
 
 

@@ -102,7 +102,7 @@ class _Confirmed(Writer):
         asked = (redis.execute_command(*command) for command in commands)
         return await asyncio.gather(*asked, return_exceptions=True), True
 
-    async def lacks(self) -> str:
+    async def lacks(self, root: str = "") -> str:
         """Nothing."""
         return ""
 

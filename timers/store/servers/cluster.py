@@ -156,12 +156,16 @@ class ClusterWriter(Writer):
 
         return answers, all(await asyncio.gather(*(write(*each) for each in by_root.items())))
 
-    async def lacks(self) -> str:
-        """See Writer. What the first primary lacks that lacks something."""
+    async def lacks(self, root: str = "") -> str:
+        """See Writer. Without a root, what the first primary lacks that lacks something."""
+        if root:
+            return await self._slots.send(root, self._lacks_of)
         await self._slots.look()
-        nodes = self._slots.primaries
-        lacks = await asyncio.gather(*(node.durable(self._level).lacks() for node in nodes))
-        return next((f"{why} ({node.options})" for node, why in zip(nodes, lacks, strict=True) if why), "")
+        return next(filter(None, await asyncio.gather(*map(self._lacks_of, self._slots.primaries))), "")
+
+    async def _lacks_of(self, node: Connections) -> str:
+        why = await node.durable(self._level).lacks()
+        return why and f"{why} ({node.options})"
 
     async def aclose(self) -> None:
         """Nothing: the nodes close what is theirs."""

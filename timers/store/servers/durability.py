@@ -70,7 +70,7 @@ class ReplicasProof:
     too: without it, WAIT might have counted it in place of one that may."""
 
     def __init__(self, known: Callable[[], int]) -> None:
-        """`known` is how many there are as somebody else says, such as Sentinels."""
+        """`known` is how many there are as somebody else says: Sentinels, or the nodes of a cluster."""
         self._known = known
         self._live, self._most, self._most_until = 0, 0, 0.0
 
@@ -90,10 +90,10 @@ class ReplicasProof:
         if len(replicas) >= self._most or now > self._most_until:
             self._most, self._most_until = len(replicas), now + REMEMBERED_SECONDS
         most = max(self._most, self._known())
-        if most == 0:
-            return Verdict(False, lacks := "it has no replica", lacks)
         if b"role:master" not in info:
             return Verdict(False, "the server is a replica now")
+        if most == 0:
+            return Verdict(False, lacks := "it has no replica", lacks)
         return Verdict(acked >= most, f"{acked} of {most} replicas had it")
 
     def moved(self) -> None:
@@ -170,8 +170,9 @@ class Writer(Protocol):
         """The answers, errors of the server among them, and whether all that was written has reached the level in time.
         Raises what breaks the connection; the commands may have been executed then. None is executed twice."""
 
-    async def lacks(self) -> str:
-        """What the server would need to reach the level at all; empty if it has it."""
+    async def lacks(self, root: str = "") -> str:
+        """What the server of this root, or without one each server, would need to reach the level at all; empty if it
+        has it."""
 
     async def aclose(self) -> None:
         """Close the connection."""
@@ -202,7 +203,7 @@ class DurableWriter(Writer):
         self._tell(verdict)
         return answers, verdict.reached
 
-    async def lacks(self) -> str:
+    async def lacks(self, root: str = "") -> str:
         """See Writer."""
         known = self._known
         if known is None or known.lacks:

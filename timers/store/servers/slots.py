@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
@@ -22,6 +22,7 @@ from redis.exceptions import (
 from timers.errors import ConfigurationError
 from timers.setting_values import redacted, split_hosts
 from timers.store.servers.connections import Connections, connect_server
+from timers.store.servers.durability import REMEMBERED_SECONDS
 
 T = TypeVar("T")
 
@@ -59,6 +60,17 @@ class _Said(NamedTuple):
     ranges: Sequence[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Node(Connections):
+    """The connections to one node."""
+
+    _replicas: Callable[[], int] = field(compare=False, repr=False)
+
+    def known_replicas(self) -> int:
+        """See Connections. The nodes of the cluster say who has its keys."""
+        return self._replicas()
+
+
 class Slots:
     """Which primary has each slot, as one event loop knows it. The nodes say so at the first command, each second while
     there are commands, and in each refusal of a command that another node should have had."""
@@ -73,6 +85,9 @@ class Slots:
         _, self._seeds = split_hosts(url)
         self._addresses: Sequence[str] = ()
         """The nodes as the cluster named them, who answered last first."""
+        self._peers: dict[str, Mapping[str, float]] = {}
+        """By address: the nodes that have the same slots, itself among them, and when the cluster last said so. A node
+        that is gone still counts for a while, because it may come back and be promoted."""
         self._asked_at = float("-inf")
         self._asking: asyncio.Task[None] | None = None
         self.seed = self._at(self._seeds[0])
@@ -167,9 +182,9 @@ class Slots:
     def _at(self, address: str) -> Connections:
         node = self._nodes.get(address)
         if node is None:
-            node = connect_server(_at_address(self._url, address), self._answer_s)
-            if self._scripts_s is not None:
-                node = replace(node, scripts=node.dial_scripts(self._scripts_s))
+            made = connect_server(_at_address(self._url, address), self._answer_s)
+            scripts = made.scripts if self._scripts_s is None else made.dial_scripts(self._scripts_s)
+            node = _Node(made.commands, made.db, scripts, lambda: len(self._peers.get(address, {address: 0})) - 1)
             self._nodes[address] = node
         return node
 
@@ -227,14 +242,34 @@ class Slots:
     async def _take(self, said_by: str, said: "_Said") -> None:
         host = said_by.rpartition(":")[0]
         owners, known = [""] * REDIS_CLUSTER_HASH_SLOTS, {said_by: None}
+        by_primary = dict[str, Sequence[str]]()
         for first, last, *nodes in said.ranges:
             addresses = [_address((at[0] or b"").decode() or host, int(at[1])) for at in nodes]
             known |= dict.fromkeys(addresses)
+            by_primary[addresses[0]] = addresses
             owners[first : last + 1] = [addresses[0]] * (last + 1 - first)
         self._owners = owners
         self._addresses = list(known)
+        self._peers = _peers_now(by_primary, self._peers)
         for address in self._nodes.keys() - known.keys():
             await self._nodes[address].close()  # kept, because whoever still has it may open it again
+
+
+def _peers_now(
+    by_primary: Mapping[str, Sequence[str]], before: Mapping[str, Mapping[str, float]]
+) -> dict[str, Mapping[str, float]]:
+    """The peers of each node, given the nodes of each primary as they are named now, and the peers until now."""
+    now, named = time.monotonic(), set(chain(*by_primary.values()))
+    peers = dict[str, Mapping[str, float]]()
+    for primary, addresses in by_primary.items():
+        gone = {
+            address: at
+            for address, at in before.get(primary, {}).items()
+            if address not in named and now - at < REMEMBERED_SECONDS
+        }
+        group = gone | dict.fromkeys(addresses, now)
+        peers |= ((address, group) for address in addresses)
+    return peers
 
 
 def _pauses() -> Iterator[float]:
