@@ -125,6 +125,10 @@ FRESH_SECONDS: Final = 1.0
 """How long the keys read from Redis count. Every pod learns of a new or a revoked key within this time. A stream
 looks again now and then (`stream.LOOK_SECONDS`), so it ends within two seconds."""
 
+LAST_READ_SECONDS: Final = 60.0
+"""On a cluster, how long the keys read last count while their node is away: longer than a failover takes. Nobody can
+revoke a key meanwhile, unless it is only from here that the node is out of reach."""
+
 SIGN_INS: Final = Rate(1_000_000, 20)
 """Attempts to sign in from one address, over all pods: one a second, 20 at once. All who come through a proxy share
 its address."""
@@ -167,6 +171,7 @@ class Auth:
         self._callers = callers
         self._configured = read_entries(api_keys or "")
         self._keys = CachedRead(self._read_keys, fresh_seconds)
+        self._was_closed = CachedRead(callers.closed, 0.0)
         self._kept = self._ever_kept = False
         self._signing_keys = credentials.keys_of(secrets)
         self.sessions = Sessions(callers)
@@ -208,7 +213,13 @@ class Auth:
         if operation.tag == DASHBOARD and "Authorization" not in request.headers:
             patience_seconds = READER_SECONDS if operation.works_without_redis else None
             key_id = await self.sessions.key_id(request, patience_seconds=patience_seconds)
-        caller = with_secret(_token(request), keys) if key_id is None else keys.get(key_id)
+
+        def caller_in(keys: Mapping[str, ApiKey]) -> ApiKey | None:
+            return with_secret(_token(request), keys) if key_id is None else keys.get(key_id)
+
+        caller = caller_in(keys)
+        if caller is None and not self._goes_on(operation):
+            caller = caller_in(await self._keys.get())  # the key may be newer than what was read last
         if caller is None:
             raise Unauthorized(f"the key is not known, or it was revoked; {_HOW}")
         return caller
@@ -252,10 +263,14 @@ class Auth:
         await self._keys.get()
         return self._closed or self._ever_kept
 
+    def _goes_on(self, operation: Operation) -> bool:
+        """Whether the call works while Redis is away, with the keys read last."""
+        return operation.works_without_redis or (operation.arms and self._has_ledger)
+
     async def _known(self, operation: Operation) -> Mapping[str, ApiKey]:
         last = self._keys.last
-        if last is None or not (operation.works_without_redis or (operation.arms and self._has_ledger)):
-            return await self._keys.get()
+        if last is None or not self._goes_on(operation):
+            return await self._keys.known(oldest_seconds=LAST_READ_SECONDS if self._callers.are_apart else 0.0)
         try:
             async with asyncio.timeout(READER_SECONDS):
                 return await self._keys.get()
@@ -264,12 +279,13 @@ class Auth:
 
     async def _read_keys(self) -> Mapping[str, ApiKey]:
         """The keys that are valid now: those in the settings and those in Redis, without the revoked ones. Raises
-        Unavailable: without Redis nobody knows whether a key is revoked."""
+        Unavailable: without Redis nobody knows whether a key is revoked. While the db's own key is away, no first key
+        can be kept."""
         kept = await self._callers.entries()
         configured = [key for key in self._configured if kept.get(key.id) != REVOKED]
         if self._kept and not kept:
             _log.error("the API keys are gone from Redis; the API stays closed", to_do="timers keys make")
-        self._kept, self._ever_kept = bool(kept), await self._callers.closed()
+        self._kept, self._ever_kept = bool(kept), await self._was_closed.known()
         return {key.id: key for key in [*_parsed(kept), *configured]}
 
     async def _signer(self, request: web.Request, operation: Operation) -> ApiKey:

@@ -21,6 +21,7 @@ from redis.exceptions import ResponseError
 from timers.core.limits import Rate
 from timers.errors import Unavailable
 from timers.store import keys
+from timers.store.parts import is_spread
 from timers.store.scripts import Argument, grouped, reachable, read
 from timers.store.store import Arming, Reply, Store
 from timers.store.upkeep import index_prefixes
@@ -48,6 +49,11 @@ class Callers:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._redis = store.connections.commands
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether their server may be away while others are not, as on a cluster."""
+        return is_spread(self._store.connections)
 
     async def entries(self) -> Mapping[str, str]:
         """What is kept for each key id: its entry, or that it is revoked."""

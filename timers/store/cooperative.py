@@ -64,10 +64,10 @@ class CachedRead(Generic[T]):
             return await asyncio.shield(self._renewing())
         return self.last
 
-    async def known(self) -> T:
+    async def known(self, *, oldest_seconds: float = float("inf")) -> T:
         """As `get`; while Redis is not available, or does not answer within PATIENCE_SECONDS, the value as it was last
-        read. Raises Unavailable if it never was."""
-        if self.last is None:
+        read, at most `oldest_seconds` ago. Raises Unavailable if it was not."""
+        if self.last is None or time.monotonic() - self._read_at > oldest_seconds:
             return await self.get()
         if time.monotonic() - self._read_at <= self._seconds:
             return self.last
