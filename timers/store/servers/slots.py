@@ -43,6 +43,9 @@ SETTLE_SECONDS: Final = 2.0
 
 _LONGEST_PAUSE_SECONDS: Final = 0.1
 _NO_CLUSTER: Final = "cluster support disabled"
+_UNKNOWN: Final = "?"
+"""What nodes say in place of a host that they do not know. In a URL it would end the part with the host, and what
+follows would go to this machine, with the password."""
 _AWAY: Final = (ConnectionError, TimeoutError, OSError)
 
 
@@ -161,15 +164,16 @@ class Slots:
             self._ask()
 
     def moved(self, error: MovedError, said_by: Connections) -> None:
-        """A node said that a slot is on another one."""
-        node = self.at(error, said_by)
-        self._owners[error.slot_id] = next(address for address, each in self._nodes.items() if each is node)
+        """A node said that a slot is on another one. If it does not know where that is, the cluster is asked."""
+        if error.host != _UNKNOWN:
+            node = self.at(error, said_by)
+            self._owners[error.slot_id] = next(address for address, each in self._nodes.items() if each is node)
         self.doubt()
 
     def at(self, error: AskError, said_by: Connections) -> Connections:
         """The node that a refusal names. Without a host it is that of the node that said so."""
-        host = error.host or str(said_by.commands.connection_pool.connection_kwargs.get("host"))
-        return self._at(_address(host, error.port))
+        host = str(said_by.commands.connection_pool.connection_kwargs.get("host"))
+        return self._at(_address(error.host if error.host != _UNKNOWN else "", error.port, host))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -244,7 +248,7 @@ class Slots:
         owners, known = [""] * REDIS_CLUSTER_HASH_SLOTS, {said_by: None}
         by_primary = dict[str, Sequence[str]]()
         for first, last, *nodes in said.ranges:
-            addresses = [_address((at[0] or b"").decode() or host, int(at[1])) for at in nodes]
+            addresses = [_address(_host_of(at), int(at[1]), host) for at in nodes]
             known |= dict.fromkeys(addresses)
             by_primary[addresses[0]] = addresses
             owners[first : last + 1] = [addresses[0]] * (last + 1 - first)
@@ -280,7 +284,19 @@ def _pauses() -> Iterator[float]:
         pause = min(2 * pause + 0.005, _LONGEST_PAUSE_SECONDS)
 
 
-def _address(host: str, port: int) -> str:
+def _host_of(node: Sequence[Any]) -> str:
+    """The host of a node as CLUSTER SLOTS names it; empty if it names none. A node that is to announce a host name and
+    has none is still known by its IP address."""
+    named = (node[0] or b"").decode()
+    if named != _UNKNOWN:
+        return named
+    more = dict(zip(*[iter(node[3])] * 2, strict=True)) if len(node) > 3 else {}
+    return bytes(more.get(b"ip", b"")).decode()
+
+
+def _address(host: str, port: int, asked: str) -> str:
+    """The address of a node, which without a host has that of the node that was asked."""
+    host = host or asked.strip("[]")
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
