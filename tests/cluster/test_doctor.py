@@ -39,6 +39,26 @@ async def test_each_primary_is_examined(cluster: Cluster) -> None:
         await primaries[2].ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
 
 
+async def test_rights_and_flags_that_one_primary_lacks_are_said_with_its_name(cluster: Cluster) -> None:
+    async with opened(cluster.url, shards=64) as store:
+        await made(store)
+        asked = [await cluster.owner(name) for name in (keys.META, keys.root(0))]
+        lacking = next(node for node in await cluster.primaries() if node not in asked)
+        for node in cluster.nodes:
+            await node.ask("CONFIG", "SET", "notify-keyspace-events", "Ex")
+        await lacking.ask("CONFIG", "SET", "notify-keyspace-events", "")
+        await lacking.ask("ACL", "SETUSER", "default", "-zadd")
+        try:
+            wrong = await found(store, wait_seconds=0.2)
+            assert wrong["rights"].said == f"{lacking.name}: the Redis user lacks permission for: zadd timers:x"
+            assert wrong["flags"].said == f"{lacking.name}: notify-keyspace-events is '' and lacks 'Ex'"
+        finally:
+            await lacking.ask("ACL", "SETUSER", "default", "+@all")
+        await examine(store, fix=True, wait_seconds=0.2)
+        _, flags = await lacking.ask("CONFIG", "GET", "notify-keyspace-events")
+        assert set(flags) == set("xE")
+
+
 async def test_the_doctor_and_a_create_say_that_a_primary_is_away(cluster: Cluster) -> None:
     for node in cluster.nodes:
         await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")

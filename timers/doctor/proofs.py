@@ -9,7 +9,8 @@ import secrets
 import shlex
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -39,6 +40,9 @@ SCAN_LIMIT: Final = 100_000
 
 PREFIXES_LIMIT: Final = 1000
 """For how many prefixes the user's rights to their keys are checked."""
+
+_ROOTS: Final = 16_384
+"""Among so many, each primary of a cluster has some."""
 
 DELIVERY_SECONDS: Final = 3.0
 CALLS: Final = 15
@@ -73,25 +77,29 @@ async def check_server(
     `served` tells whether a bare key of a prefix may be a client's timer. Raises Unavailable if the server does not
     answer at all."""
     if fix:
-        await ensure_notifications(store.connections.commands)
+        for server in store.connections.nodes:
+            with suppress(Unavailable):  # the checks say so
+                await ensure_notifications(server.commands)
     config, wanted = await configured(store), list(prefixes)
-    may = await _tried("rights", rights(store, wanted))
+    arrived = await deliveries(store, wait_seconds)
+    heard = next((check for check in arrived.values() if check.level != "ok"), next(iter(arrived.values())))
 
-    async def kept(node: Store) -> Sequence[Check]:
-        return [await _tried("replay", replay(node, wanted))]
+    async def granted(node: Store) -> Sequence[Check]:
+        may = await _tried("rights", rights(node, wanted, _root_on(store, node)))
+        given = await configured(node)
+        current = None if given is None else given.get(FLAGS, "")
+        arrives = arrived.get(node.connections.name, heard).level == "ok"
+        kept = await _tried("replay", replay(node, wanted))
+        return [may, kept, flags(current, heard=arrives, allowed=may.level != "fail")]
 
     async def timed(node: Store) -> Sequence[Check]:
         return [await _tried("latency", latency(node)), await _tried("clock", skew(node))]
 
     # Over connections to a cluster, each primary is one of several masters.
     is_whole = len(store.connections.nodes) > 1
-    heard = await _tried("delivery", delivery(store, wait_seconds))
-    current = None if config is None else config.get(FLAGS, "")
     return [
         *await on_nodes(store, partial(_judged, is_whole=is_whole)),
-        may,
-        *await on_nodes(store, kept),
-        flags(current, heard=heard.level == "ok", allowed=may.level != "fail"),
+        *await on_nodes(store, granted),
         heard,
         await _tried("foreign", foreign_keys(store, served)),
         *await on_nodes(store, timed),
@@ -129,11 +137,17 @@ def needed_rights(db: int, prefixes: Iterable[str]) -> list[str]:
     ]
 
 
-async def rights(store: Store, prefixes: Iterable[str]) -> Check:
-    """Whether the user may do what a pod does."""
+def _root_on(store: Store, node: Store) -> str:
+    """A root that lies on one of the db's servers, so that it runs a script on it."""
+    roots = map(keys.root, range(_ROOTS))
+    return next((root for root in roots if store.connections.node_of(root) is node.connections), keys.root(0))
+
+
+async def rights(store: Store, prefixes: Iterable[str], root: str) -> Check:
+    """Whether the user may do what a pod does, on the server that has this root."""
     wanted = needed_rights(store.connections.db, sorted(prefixes)[:PREFIXES_LIMIT])
     try:
-        (found,) = await store.run("rights", 0, wanted)
+        (found,) = await store.run("rights", root, wanted)
     except RedisRights as error:
         repair = f"{grant(store, ['eval - 1 timers:x', 'evalsha'])}, then `timers doctor` names the rest"
         return Check(
@@ -223,11 +237,11 @@ def flags(current: str | None, *, heard: bool, allowed: bool) -> Check:
     )
 
 
-async def delivery(store: Store, wait_seconds: float) -> Check:
-    """Whether events arrive from each server: the worst finding."""
+async def deliveries(store: Store, wait_seconds: float) -> Mapping[str, Check]:
+    """Whether events arrive from each server, by its name."""
     found = await current_parts(store.connections, store.shards)
-    checks = await asyncio.gather(*(_delivery_of(store, part, wait_seconds) for part in found))
-    return next((check for check in checks if check.level != "ok"), checks[-1])
+    checks = await asyncio.gather(*(_tried("delivery", _delivery_of(store, part, wait_seconds)) for part in found))
+    return {part.node.name: check for part, check in zip(found, checks, strict=True)}
 
 
 async def _delivery_of(store: Store, part: Part, wait_seconds: float) -> Check:
