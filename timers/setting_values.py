@@ -23,7 +23,8 @@ REDIS_SCHEMES: Final = (
 )
 
 REDIS_URL: Final = (
-    f"a URL with a server and at most a db number, as in redis://127.0.0.1:6379/5 "
+    f"a URL with a server and at most a db number, as in redis://127.0.0.1:6379/5, "
+    f"or with Sentinels and the name of their service, as in redis+sentinel://127.0.0.1:26379/main/5 "
     f"({', '.join(f'{scheme}://' for scheme in REDIS_SCHEMES)})"
 )
 LEDGER_DRIVERS: Final = ("postgresql+asyncpg", "postgresql+psycopg", "sqlite+aiosqlite")

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
@@ -40,9 +41,11 @@ Answer = Any
 def connect_cluster(url: str, answer_s: float) -> "ClusterConnections":
     """Connections to a cluster, given the address of one or more of its nodes. Opens nothing yet. Raises
     ConfigurationError, and what `connect_server` does."""
-    db = split_hosts(url)[0].path.strip("/") or "0"
+    split = split_hosts(url)[0]
+    db = split.path.strip("/") or dict(parse_qsl(split.query)).get("db", "0")
     if db != "0":
-        raise ConfigurationError(f"TIMERS_REDIS_URL: db {db} cannot be used: a cluster has only db 0")
+        said = f"db {db} cannot be used: a cluster has only db 0; expected {split.scheme}://HOST:PORT without a db"
+        raise ConfigurationError(f"TIMERS_REDIS_URL: {said}")
     slots = Slots(url, answer_s=answer_s)
     return ClusterConnections(ClusterRedis(slots), 0, ClusterScripts(slots), url, slots)
 

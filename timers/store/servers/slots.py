@@ -42,7 +42,7 @@ SETTLE_SECONDS: Final = 2.0
 """How long a command waits for its slot to settle."""
 
 _LONGEST_PAUSE_SECONDS: Final = 0.1
-_NO_CLUSTER: Final = "cluster support disabled"
+_NO_CLUSTER: Final = ("cluster support disabled", "unknown command")
 _UNKNOWN: Final = "?"
 """What nodes say in place of a host that they do not know. In a URL it would end the part with the host, and what
 follows would go to this machine, with the password."""
@@ -238,7 +238,7 @@ class Slots:
         try:
             info, ranges = await asyncio.gather(ask("CLUSTER", "INFO"), ask("CLUSTER", "SLOTS"))
         except ResponseError as error:
-            if _NO_CLUSTER in str(error):
+            if any(said in str(error) for said in _NO_CLUSTER):
                 raise ConfigurationError(_is_no_cluster(self._url, address)) from error
             raise
         return _Said(b"cluster_state:ok" in info, ranges)
