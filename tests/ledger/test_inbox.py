@@ -361,3 +361,21 @@ async def test_text_that_is_not_utf8_stops_no_other_row(database: Database, flee
             await connection.execute(text(f"INSERT INTO timers_inbox (prefix, id, action, body) {values}"))
     await drained(by_hand)
     assert (await left(database), list(await problems(database))) == (0, ["7BFF7D"])
+
+
+@pytest.mark.parametrize("at", [-(2**63), -62_135_596_800_001, -1, 10**13, 2**63 - 1])
+async def test_a_row_whose_time_is_none_is_refused_and_stops_no_other(
+    database: Database, fleet: Fleet, by_hand: Inbox, at: int
+) -> None:
+    await fleet.pod(Calls(), ledger=None)
+    await ask(database, "delayed", delay="24h")
+    await ask(database, "cron", repeat={"cron": "0 0 1 1 *"})
+    async with database.transaction() as connection:
+        await connection.execute(inbox.update().values(at=at))
+    await ask(database, "good", delay="24h")
+    await drained(by_hand)
+    said = await problems(database)
+    assert said.keys() == {"delayed", "cron"}
+    assert all(problem.startswith(f"at: {at} is not accepted; expected ") for problem in said.values())
+    assert (await left(database), list(await kept(database))) == (0, ["good"])
+    assert (await fleet.client.get("note", "good")).status is Status.SCHEDULED

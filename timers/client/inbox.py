@@ -9,6 +9,7 @@ from timers.client.client import TimerClient
 from timers.client.copies import row_of_timer
 from timers.client.planning import REASONS, Reason, armed, own_due_ms, plan, tried
 from timers.core.calls import Armed
+from timers.core.durations import parse_time
 from timers.core.model import Timer
 from timers.core.spec import Request, TimerChange, read_request
 from timers.errors import NotFound
@@ -31,12 +32,18 @@ async def carry_out(client: TimerClient, taken: Sequence[Taken], lives: Lives) -
     was carried out before, by a pod that died before it could delete the row, is done already. Raises Unavailable; any
     of the rows may be done then."""
     client = client._within(lives)
-    read = [tried(read_request, row.prefix, row.id, row.action, row.body) for row in taken]
+    read = [tried(_read, row) for row in taken]
     results: dict[int, Result] = {place: each for place, each in enumerate(read) if not isinstance(each, Request)}
     asked = [(place, taken[place], each) for place, each in enumerate(read) if isinstance(each, Request)]
     results |= await _arm(client, lives, [one for one in asked if one[2].new is not None])
     results |= await _act(client, [one for one in asked if one[2].new is None])
     return [results[place] for place in range(len(taken))]
+
+
+def _read(row: Taken) -> Request:
+    """What the row asks for. A delay counts from the row's time, and no record can hold a due time before 1970."""
+    parse_time(row.at, "at")
+    return read_request(row.prefix, row.id, row.action, row.body)
 
 
 _Asked = Sequence[tuple[int, Taken, Request]]
