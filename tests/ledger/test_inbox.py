@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from timers.engine.inbox import Inbox
 from timers.engine.pod import Pod
 from timers.errors import LedgerUnavailable, Unavailable
 from timers.ledger import arm, cancel
-from timers.ledger.bell import listening
+from timers.ledger import bell as bell_module
+from timers.ledger.bell import Bell, listening
 from timers.ledger.database import Database
 from timers.ledger.inbox import Taken, take
 from timers.ledger.lives import Lives
@@ -303,6 +305,34 @@ async def test_a_commit_rings_and_a_lost_connection_is_noticed(driver: str) -> N
     async with listening(database) as bell:
         await ask(database, "b", delay=0)
         await bell.wait(0.05)
+    await database.close()
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+@pytest.mark.parametrize("noticed", [True, False])
+async def test_a_connection_that_is_cut_before_it_listens_is_a_ledger_that_is_away(
+    driver: str, noticed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(postgres.new_database(driver))
+    listen = getattr(bell_module, f"_{driver}")
+
+    @asynccontextmanager
+    async def cut(connection: Any, bell: Bell) -> AsyncIterator[None]:
+        if noticed:
+            await connection.close()
+        else:
+            async with database.transaction() as other:
+                said = (
+                    "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+                )
+                await other.execute(text(f"{said} AND datname = current_database()"))
+        async with listen(connection, bell):
+            yield
+
+    monkeypatch.setattr(bell_module, f"_{driver}", cut)
+    with pytest.raises(LedgerUnavailable, match="the ledger is not available: "):
+        async with listening(database):
+            pass
     await database.close()
 
 

@@ -60,7 +60,10 @@ async def listening(database: Database) -> AsyncIterator[Bell]:
 
 @asynccontextmanager
 async def _asyncpg(driver: Any, bell: Bell) -> AsyncIterator[None]:
-    await driver.add_listener(CHANNEL, bell.ring)
+    from asyncpg import InterfaceError, PostgresError  # noqa: PLC0415 (with SQLite nobody needs it)
+
+    with translated(InterfaceError, PostgresError):
+        await driver.add_listener(CHANNEL, bell.ring)
     driver.add_termination_listener(bell.lose)
     try:
         yield
@@ -70,7 +73,10 @@ async def _asyncpg(driver: Any, bell: Bell) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _psycopg(driver: Any, bell: Bell) -> AsyncIterator[None]:
-    await driver.execute(f"LISTEN {CHANNEL}")
+    from psycopg import Error  # noqa: PLC0415 (not every ledger has this driver)
+
+    with translated(Error):
+        await driver.execute(f"LISTEN {CHANNEL}")
     hearing = asyncio.create_task(_hear(driver, bell))
     try:
         yield

@@ -39,6 +39,7 @@ CONNECTIONS: Final = 8
 
 _OPTIONS: Final = {"version_table": VERSION_TABLE}
 _MIGRATIONS: Final = Path(__file__).with_name("migrations")
+_ERRORS: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, sqlite3.Error, OSError, TimeoutError)
 _AWAY: Final = "the ledger is not available"
 _UPGRADE: Final = "run `timers db upgrade`"
 # PgBouncer gives each transaction another connection, which does not know the statements prepared on the one before.
@@ -251,11 +252,12 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Raises LedgerUnavailable for every error of the database or of the way to it."""
+def translated(*drivers: type[Exception]) -> Iterator[None]:
+    """Raises LedgerUnavailable for every error of the database or of the way to it. `drivers` are the errors of a
+    driver that is called without SQLAlchemy."""
     try:
         yield
-    except (SQLAlchemyError, sqlite3.Error, OSError, TimeoutError) as error:
+    except _ERRORS + drivers as error:
         cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         reason = " ".join(str(cause).split()) or type(cause).__name__
         raise LedgerUnavailable(f"{_AWAY}: {reason}") from error
