@@ -196,7 +196,7 @@ async def _serve(
         probes = await _probes(settings, probe_application(client, health, metrics, worker), ends)
         api = None
         if "api" in settings.roles:
-            api = await _api(settings, application(routes, auth, Guard().check), ends)
+            api = await _api(settings, application(routes, auth, Guard().check, ledger=client.ledger), ends)
             preparing = asyncio.get_running_loop().run_in_executor(None, prepare)
             ends.push_async_callback(asyncio.wait, [preparing])  # or its thread might look like one that hangs
             # Ends before the API, which waits for its answers: event streams do not end by themselves.

@@ -1,8 +1,9 @@
-"""Owns how a request can be followed, and how long it may take: no longer than it makes sense to wait for Redis."""
+"""Owns how a request can be followed, and how long it may take: no longer than it makes sense to wait for Redis
+or the ledger."""
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 from typing import Any, Final
@@ -12,7 +13,7 @@ from aiohttp.typedefs import Handler
 
 from timers.api.operations import operation_of
 from timers.core.fields import check_traceparent
-from timers.errors import InvalidInput, Unavailable
+from timers.errors import InvalidInput, LedgerUnavailable, TimersError, Unavailable
 from timers.logs import request_id
 
 REQUEST_ID: Final = "X-Request-Id"
@@ -66,15 +67,20 @@ REQUEST_SECONDS: Final = 10.0
 """From the last byte of the request to the answer. One Redis command may take half of it."""
 
 
+Waiting = Callable[[], frozenset[str]]
+
+
 class Deadlines:
     """The deadlines of an application's requests. They share one timer of the loop, set to the first deadline; that
     request has usually ended by then. An `asyncio.timeout` for each request would cost a twentieth of a create."""
 
-    def __init__(self, seconds: float = REQUEST_SECONDS) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float = REQUEST_SECONDS, ledger: Waiting = frozenset) -> None:
+        """`ledger` tells the ids of the requests that wait for the ledger."""
+        self._seconds, self._ledger = seconds, ledger
         self._running: dict[asyncio.Task[Any], float] = {}
         """When the requests' deadlines expire, by the loop's clock."""
-        self._expired: set[asyncio.Task[Any]] = set()
+        self._expired: dict[asyncio.Task[Any], frozenset[str]] = {}
+        """The requests that waited for the ledger when each deadline was over."""
         self._next_expiry: asyncio.TimerHandle | None = None
 
     @web.middleware
@@ -94,12 +100,20 @@ class Deadlines:
             is_ours = task in self._expired and task.cancelling() - 1 <= cancelled_before
             if isinstance(error, asyncio.CancelledError) and not is_ours:
                 raise
-            raise Unavailable(f"Redis did not answer within {self._seconds:g} seconds") from None
+            raise self._late(request, self._expired.get(task, frozenset())) from None
         finally:
             self.end(task)
             if task in self._expired:
-                self._expired.remove(task)
+                del self._expired[task]
                 task.uncancel()
+
+    def _late(self, request: web.Request, waiting: frozenset[str]) -> TimersError:
+        """Names what did not answer. A write may wait for the ledger in the access of another request: callers at the
+        same time share commits."""
+        within = f"did not answer within {self._seconds:g} seconds"
+        if request_id.get() in waiting or (waiting and request.method not in ("GET", "HEAD")):
+            return LedgerUnavailable(f"the ledger {within}")
+        return Unavailable(f"Redis {within}")
 
     def begin(self, task: asyncio.Task[Any]) -> None:
         """Start the deadline of a request, or start it anew."""
@@ -114,10 +128,10 @@ class Deadlines:
     def _expire_due(self) -> None:
         """Cancel the requests whose deadlines are over, and come again when the next one is."""
         self._next_expiry, loop = None, asyncio.get_running_loop()
-        now = loop.time()
+        now, waiting = loop.time(), self._ledger()
         for task in [task for task, at in self._running.items() if at <= now]:
             self.end(task)
-            self._expired.add(task)
+            self._expired[task] = waiting
             task.cancel()
         if self._running:
             self._next_expiry = loop.call_at(min(self._running.values()), self._expire_due)

@@ -5,7 +5,7 @@ import errno
 import resource
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -32,6 +32,9 @@ from timers.errors import ConfigurationError, FieldError, Unavailable, shown
 from timers.logs import get_logger
 from timers.metrics import CONTENT_TYPE as METRICS_TYPE
 from timers.metrics import Metrics
+
+if TYPE_CHECKING:
+    from timers.ledger.database import Database
 
 CONNECTION_LIMIT: Final = 4096
 """The number of connections that a pod holds at a time. An idle one costs about 30 KB."""
@@ -165,11 +168,15 @@ async def _answer_expectation(handle: _Handle, request: web.BaseRequest) -> web.
 
 
 def application(
-    routes: Iterable[web.AbstractRouteDef], auth: Auth, *around: Middleware, request_seconds: float = REQUEST_SECONDS
+    routes: Iterable[web.AbstractRouteDef],
+    auth: Auth,
+    *around: Middleware,
+    request_seconds: float = REQUEST_SECONDS,
+    ledger: "Database | None" = None,
 ) -> web.Application:
     """An application with these routes, for callers that `auth` lets through. `around` are middlewares that see every
     error before it becomes a problem."""
-    deadlines = Deadlines(request_seconds)
+    deadlines = Deadlines(request_seconds, frozenset if ledger is None else ledger.requests_waiting)
     inner = (deadlines.answer_in_time, auth.check, refuse_unchecked)
     app = web.Application(middlewares=[follow, answer_problems, *around, *inner])
     app[AUTH] = auth

@@ -24,12 +24,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from timers.errors import ConfigurationError, LedgerUnavailable
 from timers.ledger.inbox import set_notify
 from timers.ledger.schema import VERSION_TABLE
+from timers.logs import request_id
 from timers.setting_values import LEDGER_URL
 
 T = TypeVar("T")
 
 BUSY_SECONDS: Final = 5.0
 """How long a call waits for a connection, and on SQLite for another writer."""
+
+SLOW_SECONDS: Final = 0.5
+"""A database that is well has answered by then."""
 
 END_SECONDS: Final = 1.0
 """How long a transaction whose caller was cancelled may take to end."""
@@ -105,13 +109,19 @@ class Database:
         self.dialect = self.engine.dialect.name
         self._free = asyncio.Semaphore(1 if self.dialect == "sqlite" else CONNECTIONS)
         self._failed: str | None = None
-        self._under_way: list[float] = []
+        self._under_way: list[tuple[float, str | None]] = []
+        """Since when, and the request for which, if it is for one."""
 
     @property
     def trouble(self) -> str | None:
         """Why the last access did not work, or that one has had no answer for long; None if all is well."""
-        waited = time.monotonic() - min(self._under_way, default=inf)
+        waited = time.monotonic() - min((began for began, _ in self._under_way), default=inf)
         return f"{_AWAY}: no answer for {waited:.0f} s" if waited > BUSY_SECONDS else self._failed
+
+    def requests_waiting(self) -> frozenset[str]:
+        """The ids of the requests whose accesses have had no answer for more than a moment."""
+        before = time.monotonic() - SLOW_SECONDS
+        return frozenset(request for began, request in self._under_way if request is not None and began < before)
 
     async def close(self) -> None:
         """Close all connections. Those of SQLite have a thread each, and the driver does not wait for the thread of one
@@ -139,8 +149,8 @@ class Database:
     async def transaction(self, *, writes: bool = True) -> AsyncIterator[AsyncConnection]:
         """A transaction, committed at the end. On SQLite one that `writes` has the only right to write from the
         start."""
-        began = time.monotonic()
-        self._under_way.append(began)
+        access = time.monotonic(), request_id.get()
+        self._under_way.append(access)
         try:
             with translated():
                 async with self.place(), self.engine.execution_options(writes=writes).begin() as connection:
@@ -150,7 +160,7 @@ class Database:
             self._failed = str(error)
             raise
         finally:
-            self._under_way.remove(began)
+            self._under_way.remove(access)
 
     async def do(self, work: Work[T], *, writes: bool = True) -> T:
         """Do something in a transaction of its own. A caller that is cancelled waits a moment for it, because a

@@ -1,0 +1,91 @@
+"""A database that hangs: its connections stay open, and nothing comes."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests import postgres
+from tests.api.conftest import done
+from tests.api.harness import running_api
+from tests.engine.own import OwnServer
+from tests.waiting import eventually
+from timers.ledger.database import Database
+
+TIMER = {"prefix": "test", "delay": "1h"}
+
+
+class Way:
+    """The way to PostgreSQL, which can be cut without a sign."""
+
+    def __init__(self, url: str) -> None:
+        self._url, _, self._server = url.partition("?host=")
+        self._folder = tempfile.mkdtemp()
+        self.open = asyncio.Event()
+        self.open.set()
+        self._links = set[asyncio.Task[None]]()
+
+    @property
+    def url(self) -> str:
+        return f"{self._url}?host={self._folder}"
+
+    async def __aenter__(self) -> "Way":
+        self._listening = await asyncio.start_unix_server(self._accept, Path(self._folder, ".s.PGSQL.5432"))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._listening.close()
+        for link in self._links:
+            link.cancel()
+        await asyncio.gather(*self._links, return_exceptions=True)
+        shutil.rmtree(self._folder)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, on = await asyncio.open_unix_connection(Path(self._server, ".s.PGSQL.5432"))
+        for way in (self._pass(reader, on), self._pass(back, writer)):
+            link = asyncio.create_task(way)
+            self._links.add(link)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                await self.open.wait()
+                writer.write(data)
+        writer.close()
+
+
+@pytest.fixture(params=["asyncpg", "psycopg"])
+async def way(request: pytest.FixtureRequest) -> AsyncIterator[Way]:
+    url = postgres.new_database(request.param)
+    database = Database(url)
+    await database.upgrade()
+    await database.close()
+    async with Way(url) as way:
+        yield way
+
+
+async def test_a_request_that_waits_for_the_ledger_is_told_so(own: OwnServer, way: Way) -> None:
+    async with running_api(own.url, [done], ledger=way.url, request_seconds=1.0) as api:
+        assert (await api.create("before")).status == 201
+        way.open.clear()
+        calls = (
+            *(("POST", "/v1/timers", {**TIMER, "id": str(number)}) for number in range(3)),  # they share an access
+            ("POST", "/v1/timers/batch", {"timers": [{**TIMER, "id": "batch"}]}),
+            ("DELETE", "/v1/timers/test/before", None),
+        )
+        for reply in await asyncio.gather(*(api.call(*call) for call in calls)):
+            assert reply.problem(503, "ledger-unavailable")["detail"] == "the ledger did not answer within 1 seconds"
+        assert (await api.call("GET", "/v1/timers/test/before")).status == 200
+        own.hang()
+        (await api.call("GET", "/v1/timers")).problem(503, "redis-unavailable")
+        own.go_on()
+        way.open.set()
+
+        async def serves() -> bool:
+            return (await api.create("after")).status in (201, 409)
+
+        await eventually(serves, "it serves again")
