@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -51,11 +51,10 @@ class Way:
             self._links.add(link)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
+        with suppress(ConnectionError), closing(writer):
             while data := await reader.read(1 << 16):
                 await self.open.wait()
                 writer.write(data)
-        writer.close()
 
 
 @pytest.fixture(params=["asyncpg", "psycopg"])
