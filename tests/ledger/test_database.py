@@ -101,3 +101,30 @@ async def test_sqlite_writes_to_the_disk_before_a_commit_returns(tmp_path: Path)
         assert (await connection.execute(text("PRAGMA journal_mode"))).scalar() == "wal"
         assert (await connection.execute(text("PRAGMA synchronous"))).scalar() == 2  # FULL
     await database.close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_file_that_was_removed_or_replaced_is_not_written_to(tmp_path: Path, replaced: bool) -> None:
+    path, spare = tmp_path / "x.db", tmp_path / "spare.db"
+    databases = [Database(f"sqlite+aiosqlite:///{file}") for file in (path, spare)]
+    for each in databases:
+        await each.upgrade()
+    database, other = databases
+    await other.close()
+    for end in ("", "-wal", "-shm"):
+        Path(f"{path}{end}").unlink()
+    if replaced:
+        sqlite3.connect(path).close()
+        path.touch()
+    for _ in range(2):
+        with pytest.raises(LedgerUnavailable, match="its file was removed or replaced; put it back, or run `timers db"):
+            await database.ping()
+    assert path.exists() == replaced
+    spare.replace(path)
+    await database.check()
+    async with database.transaction() as connection:
+        await connection.execute(text("INSERT INTO timers_facts VALUES ('a', 'b', 'c')"))
+    with sqlite3.connect(path) as found:
+        assert found.execute("SELECT count(*) FROM timers_facts").fetchone() == (1,)
+    found.close()
+    await database.close()

@@ -22,6 +22,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from timers.errors import ConfigurationError, LedgerUnavailable
+from timers.ledger.file import OpenFile
 from timers.ledger.inbox import set_notify
 from timers.ledger.schema import VERSION_TABLE
 from timers.logs import request_id
@@ -105,7 +106,8 @@ class Database:
     def __init__(self, url: str) -> None:
         """Opens nothing yet. Raises ConfigurationError for a URL that cannot be used, without its password."""
         self._threads = WeakSet[Thread]()
-        self.engine = _engine(url, self._threads)
+        self._file = OpenFile()
+        self.engine = _engine(url, self._threads, self._file)
         self.dialect = self.engine.dialect.name
         self._free = asyncio.Semaphore(1 if self.dialect == "sqlite" else CONNECTIONS)
         self._failed: str | None = None
@@ -153,14 +155,24 @@ class Database:
         self._under_way.append(access)
         try:
             with translated():
-                async with self.place(), self.engine.execution_options(writes=writes).begin() as connection:
-                    yield connection
+                async with self.place():
+                    if not self._file.is_there:
+                        await self._reopen()
+                    async with self.engine.execution_options(writes=writes).begin() as connection:
+                        yield connection
             self._failed = None
         except LedgerUnavailable as error:
             self._failed = str(error)
             raise
         finally:
             self._under_way.remove(access)
+
+    async def _reopen(self) -> None:
+        """Close SQLite's file, which was removed or replaced, so that the one in its place is opened next. Raises
+        LedgerUnavailable until there is one with the ledger's tables."""
+        await self.engine.dispose()
+        if not await asyncio.to_thread(self._file.has_successor):
+            raise LedgerUnavailable(f"{_AWAY}: its file was removed or replaced; put it back, or {_UPGRADE}")
 
     async def do(self, work: Work[T], *, writes: bool = True) -> T:
         """Do something in a transaction of its own. A caller that is cancelled waits a moment for it, because a
@@ -217,14 +229,14 @@ def _upgrade(connection: Connection) -> None:
     command.upgrade(config, "head")
 
 
-def _engine(url: str, threads: WeakSet[Thread]) -> AsyncEngine:
+def _engine(url: str, threads: WeakSet[Thread], file: OpenFile) -> AsyncEngine:
     try:
         parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite":
             # One connection: SQLite has one writer, and 16 that compete for it are slower than one.
             engine = create_async_engine(
                 parsed,
-                connect_args={"timeout": BUSY_SECONDS, "factory": partial(_open_sqlite, threads)},
+                connect_args={"timeout": BUSY_SECONDS, "factory": partial(_open_sqlite, threads, file)},
                 pool_size=1,
                 max_overflow=0,
             )
@@ -243,7 +255,7 @@ def _engine(url: str, threads: WeakSet[Thread]) -> AsyncEngine:
         raise ConfigurationError(f"TIMERS_LEDGER_URL: the package {error.name} {rule}") from error
 
 
-def _open_sqlite(threads: WeakSet[Thread], *given: Any, **options: Any) -> sqlite3.Connection:
+def _open_sqlite(threads: WeakSet[Thread], file: OpenFile, *given: Any, **options: Any) -> sqlite3.Connection:
     """A commit is on the disk when it returns, and readers do not wait for the writer. Runs in the connection's
     thread."""
     threads.add(current_thread())
@@ -251,6 +263,7 @@ def _open_sqlite(threads: WeakSet[Thread], *given: Any, **options: Any) -> sqlit
     connection.isolation_level = None  # `_begin_sqlite` begins the transactions
     for pragma in ("journal_mode=WAL", "synchronous=FULL"):
         connection.execute(f"PRAGMA {pragma}").close()
+    file.opened(connection.execute("PRAGMA database_list").fetchone()[2])
     return connection
 
 
