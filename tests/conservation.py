@@ -14,7 +14,20 @@ from timers.store.store import Identity, Store
 
 _SHARD_KEY: Final = re.compile(r"timers:\{(\d+)\}:(\w+)(?::(.+))?", re.DOTALL)
 _UNCHECKED: Final = (
-    *("paused", "pauses", "answered", "displaced", "epoch", "mark", "hooks", "changed", "outbox", "unposted", "inbox"),
+    *(
+        "paused",
+        "pauses",
+        "answered",
+        "expiry",
+        "displaced",
+        "epoch",
+        "mark",
+        "hooks",
+        "changed",
+        "outbox",
+        "unposted",
+        "inbox",
+    ),
 )
 _TRIGGER_KEY: Final = re.compile(r"([a-z0-9][a-z0-9_.-]*):\{(\d+)\}:(.+)")
 _DB_WIDE: Final = re.compile(

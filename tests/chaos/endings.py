@@ -25,7 +25,7 @@ _LASTING: Final = re.compile(
 )
 """Keys of a shard that may be there while nothing is armed: see the protocol. Due index, leases, triggers may not."""
 
-_PASSING: Final = re.compile(r"timers:(\{limits:.+\}:.+|\{\d+\}:answered:.+)")
+_PASSING: Final = re.compile(r"timers:(\{limits:.+\}:.+|\{\d+\}:(answered|expiry):.+)")
 """Keys that may be there as long as they go by themselves."""
 
 _READ_AT_ONCE: Final = 250

@@ -19,7 +19,7 @@ from timers.store.store import Identity, Store
 FAR_MS: Final = 60_000
 """A trigger key that is to last longer is there for sure; a shorter one may have expired already."""
 
-_PASSING: Final = re.compile(r"timers:meta|timers:\{\d+\}:(token|epoch|answered:.*)")
+_PASSING: Final = re.compile(r"timers:meta|timers:\{\d+\}:(token|epoch|(answered|expiry):.*)")
 _TRIGGER: Final = re.compile(r"[^:]*:\{\d+\}:.*")
 
 

@@ -2,21 +2,25 @@
 
 local LOCK_MS = 60000
 
--- The lock of a key: the last expiry that was answered, as the pod that reported it calls it (`since` is `<ms>@<pod>`), and when. A star
--- says that one more was answered since, though perhaps no pod has heard it.
+-- When an expiry of a key was answered last; and if no pod of an earlier version did it, which one that was, as the pod that reported
+-- it calls it (`since` is `<ms>@<pod>`). A star says that one more was answered, though perhaps no pod has heard it.
 local function lock_of(member)
-  local lock = call('GET', root .. 'answered:' .. member) or ''
-  local since, number, at, unheard = string.match(lock, '^(%d+@%S*) (%d+) (%d+)(%*?)$')
-  return since, number, at or string.match(lock, ' (%d+)$'), unheard
+  local at = string.match(call('GET', root .. 'answered:' .. member) or '', ' (%d+)$')
+  local last = call('GET', root .. 'expiry:' .. member) or ''
+  local since, number, told, unheard = string.match(last, '^(%d+@%S*) (%d+) (%d+)(%*?)$')
+  if told ~= at then since, number, unheard = nil, nil, nil end
+  return since, number, at, unheard
 end
 
-local function answered(member, since, number, at)
-  call('SET', root .. 'answered:' .. member, since .. ' ' .. number .. ' ' .. at, 'PX', LOCK_MS)
+-- Pods of an earlier version know by the 0 that time decides.
+local function answered(member, since, number, at, unheard)
+  call('SET', root .. 'answered:' .. member, '0 ' .. at, 'PX', LOCK_MS)
+  call('SET', root .. 'expiry:' .. member, since .. ' ' .. number .. ' ' .. at .. (unheard or ''), 'PX', LOCK_MS)
 end
 
 local function answered_unheard(member)
   local since, number = lock_of(member)
-  answered(member, since or '0@', number or '0', now_text .. '*')
+  answered(member, since or '0@', number or '0', now_text, '*')
 end
 
 -- Redis sends all its subscribers the same events in the same order. So what came after a later canary, or has a higher number, is a
@@ -39,7 +43,7 @@ local function is_news(member, since, number, r)
     local last_ms, last_alone = string.match(last, '^(%d+)@(.*)$')
     is_later = alone == '' and tonumber(since_ms) > tonumber(last_ms) or alone ~= '' and unheard == '*'
     if alone == '' and not is_later and last_alone ~= '' and last_number == '1' then
-      answered(member, since, number, at .. unheard)
+      answered(member, since, number, at, unheard)
     end
   end
   if is_later and unheard == '*' then
