@@ -100,7 +100,8 @@ async def test_a_loss_is_reported_everywhere_until_acknowledged(
         assert warning.endswith("acknowledge it with `timers doctor --acknowledge`")
         async with session.get("/v1/stats") as answer:
             (loss,) = (await answer.json())["losses"]
-        assert (loss["shard"], loss["timers"]) == (None, 0)
+        assert loss["shard"] is None
+        assert loss["timers"] in (0, 1), "the pod may or may not have counted it before the loss"
         async with session.get("/metrics") as answer:
             assert "timers_data_losses 1.0" in await answer.text()
         found = await asyncio.to_thread(timers, "doctor", "-o", "json")
