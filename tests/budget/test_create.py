@@ -104,4 +104,4 @@ class TestACreate:
 
         async with api_of(servers) as api:
             cost = await cost_of(create)
-        cost.stays_within(calls=129, json=5)
+        cost.stays_within(calls=124, json=5)

@@ -170,6 +170,7 @@ class Auth:
         self._unverified = Unverified(unverified_bytes)
         self._callers = callers
         self._configured = read_entries(api_keys or "")
+        self._are_apart = callers.are_apart
         self._keys = CachedRead(self._read_keys, fresh_seconds)
         self._was_closed = CachedRead(callers.closed, 0.0)
         self._kept = self._ever_kept = False
@@ -270,7 +271,8 @@ class Auth:
     async def _known(self, operation: Operation) -> Mapping[str, ApiKey]:
         last = self._keys.last
         if last is None or not self._goes_on(operation):
-            return await self._keys.known(oldest_seconds=LAST_READ_SECONDS if self._callers.are_apart else 0.0)
+            read = self._keys
+            return await (read.known(oldest_seconds=LAST_READ_SECONDS) if self._are_apart else read.get())
         try:
             async with asyncio.timeout(READER_SECONDS):
                 return await self._keys.get()
