@@ -120,7 +120,9 @@ async def test_a_killed_primary_is_replaced_and_comes_back_as_a_replica(sentinel
     assert await asked_of(store) != killed.port
     assert arms.failures
     await sentinels.heal()
-    assert await killed.is_replica()
+    # On a machine without CPU time the Sentinels may have left the successor too, for the only other server.
+    is_chosen_again = (await sentinels.primary()).port == killed.port
+    assert await killed.is_replica() != is_chosen_again
     await arms.more()
     await arms.lost()
 
