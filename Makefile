@@ -1,6 +1,6 @@
 # `make run` starts the service, `make test` tests it, `make check` is for before a commit. Each sets up what it needs.
 .POSIX:
-.PHONY: run up down setup test check format bench peers chaos chaos-long chaos-score dist lock
+.PHONY: run up down setup test drills check format bench peers chaos chaos-long chaos-score dist lock
 PYTHON = python3
 BIN = .venv/bin
 # One file stays on one worker, so that its module-wide servers are started once. Most tests wait for something, so there are
@@ -21,7 +21,11 @@ setup:
 	@PYTHON='$(PYTHON)' scripts/setup
 
 test: setup
-	$(BIN)/python -m pytest $(PYTEST_SPREAD)
+	$(BIN)/python -m pytest $(PYTEST_SPREAD) -m "not drill"
+
+# Long stories from outside of what the tests show in short: chaos, the shipped set-ups at a failover, documents and generators.
+drills: setup
+	$(BIN)/python -m pytest $(PYTEST_SPREAD) -m drill
 
 # Cheapest first. CI runs this and nothing else.
 check: setup

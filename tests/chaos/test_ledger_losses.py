@@ -8,6 +8,7 @@ from tests.chaos.driver import Plan, run
 from tests.chaos.stage import Ledger
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize(("trouble", "ledger", "seed"), [("flushalls", "sqlite", 1), ("older", "postgresql", 1)])
 async def test_nothing_that_was_answered_is_lost_with_the_server(
     tmp_path: Path, trouble: str, ledger: Ledger, seed: int

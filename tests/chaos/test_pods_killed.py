@@ -4,6 +4,8 @@ import asyncio
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.driver import Plan, run
 from tests.chaos.faults import kill
 from tests.chaos.stage import stage
@@ -14,6 +16,7 @@ from timers.embedded import Family
 LEASE_MS = 4_000
 
 
+@pytest.mark.drill
 async def test_three_thousand_timers_over_three_pods_that_are_killed_at_random(tmp_path: Path) -> None:
     plan = Plan(trouble="kills", timers=3_000, times=8, spread_s=6.0, pods=3, seed=20_261_121, lease_ms=LEASE_MS)
     result = await run(plan, tmp_path)
@@ -24,6 +27,7 @@ async def test_three_thousand_timers_over_three_pods_that_are_killed_at_random(t
     assert (figures.faults_proven, figures.faults_unproven) == (8, 0)
 
 
+@pytest.mark.drill
 async def test_two_thousand_timers_while_every_subscription_is_cut_ten_times_a_second(tmp_path: Path) -> None:
     plan = Plan(trouble="cuts", timers=2_000, times=30, spread_s=3.0, pods=2, seed=20_261_121, lease_ms=LEASE_MS)
     result = await run(plan, tmp_path)

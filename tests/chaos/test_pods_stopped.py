@@ -30,6 +30,7 @@ async def test_late_result_of_a_pod_that_was_paused_past_its_lease_is_refused(tm
     assert [entry.pod for entry in timer.history if entry.status is Status.COMPLETED] == [second.pod]
 
 
+@pytest.mark.drill
 async def test_a_processor_that_blocks_its_pod_for_three_leases_runs_once(tmp_path: Path) -> None:
     async with stage(tmp_path, family="redis", pods=2, lease_ms=3_000) as on:
         await on.calls.create("once", int(time.time() * 1000) + 100, {"block_ms": 9_000})
@@ -38,6 +39,7 @@ async def test_a_processor_that_blocks_its_pod_for_three_leases_runs_once(tmp_pa
     assert report.figures.starts == 1
 
 
+@pytest.mark.drill
 async def test_pods_with_a_tenth_of_a_core_run_each_timer_once(tmp_path: Path) -> None:
     ids = [f"t{number}" for number in range(20)]
     async with stage(tmp_path, family="redis", pods=2, lease_ms=4_000) as on:

@@ -40,6 +40,7 @@ def test_it_runs_what_ci_runs_on_every_supported_python_and_server() -> None:
     servers = {(family, version) for pair in matrix["servers"] for family, version in pair.items()}
     assert servers == {("redis", "7"), ("redis", "8"), ("valkey", "8"), ("valkey", "9")}
     assert JOBS["check"]["steps"][-1]["run"].endswith("CI=true .ci/run")
+    assert JOBS["drills"]["steps"][-1]["run"].endswith("CI=true .ci/run drills")
     assert JOBS["dist"]["steps"][-1]["run"] == "make dist"
     assert "tests/generators/typescript/run\n" in JOBS["clients"]["steps"][-1]["run"]
 

@@ -121,6 +121,7 @@ async def has_all(primary: Redis, sent: int) -> bool:
     return int((await primary.info("replication"))["slave0"]["offset"]) >= sent
 
 
+@pytest.mark.drill
 async def test_a_pod_goes_on_when_a_primary_of_the_shipped_cluster_dies(started: Clustered, tmp_path: Path) -> None:
     store = await open_store(connect(started.url))
     await eventually(lambda: whole(store), "the doctor finds nothing")
@@ -157,6 +158,7 @@ async def test_a_pod_goes_on_when_a_primary_of_the_shipped_cluster_dies(started:
     await store.connections.close()
 
 
+@pytest.mark.drill
 async def test_nodes_that_all_have_new_addresses_find_each_other(started: Clustered) -> None:
     store = await open_store(connect(started.url))
     await eventually(lambda: whole(store), "the doctor finds nothing")

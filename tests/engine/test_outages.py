@@ -89,6 +89,7 @@ async def test_a_fleet_lives_through_crash_after_crash(crashing: Fleet, own: Own
     assert {timer_id for each in calls for timer_id in each.ids} == {f"n{number}" for number in range(armed)}
 
 
+@pytest.mark.drill
 async def test_a_server_that_hangs_for_a_while_costs_only_that_while(crashing: Fleet, own: OwnServer) -> None:
     crashing.answer_timeout_seconds = 1.0
     calls = Calls()

@@ -25,7 +25,8 @@ ROOT: Final = HERE.parents[1]
 LOCK: Final = ROOT / "requirements-clients.lock"
 TYPESCRIPT: Final = ROOT / ".cache" / "typescript" / "installed"
 
-pytestmark = pytest.mark.timeout(900)  # the first test to run installs the generators
+# The first test to run installs the generators.
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(900)]
 
 
 @processor("log")
