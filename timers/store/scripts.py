@@ -26,7 +26,7 @@ from redis.exceptions import (
 
 from timers.errors import ConfigurationError, Full, Moving, RedisRights, TimersError, Unavailable
 from timers.store.servers.connections import A_SENTINEL, ONE_NODE, Scripts
-from timers.store.servers.durability import Writer
+from timers.store.servers.durability import Writer, Written
 
 Argument = str | int | bytes
 
@@ -204,21 +204,19 @@ async def try_all(redis: Redis | Scripts, name: str, calls: Sequence[Call], wake
     return answers
 
 
-async def run_durably(writer: Writer, name: str, calls: Sequence[Call], wake: str) -> tuple[list[Any], bool]:
-    """As `run_all`, and whether all that was written is as durable as the writer's level says."""
+async def run_durably(writer: Writer, name: str, calls: Sequence[Call], wake: str) -> list[Written]:
+    """As `run_all`, and of each call whether what it wrote is as durable as the writer's level says."""
     with reachable(alone=len(calls) == 1):
         sent = [("EVALSHA", digest(name), 1, root, wake, *arguments) for root, arguments in calls]
-        answers, reached = await writer.write(sent)
-        if unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
+        written = await writer.write(sent)
+        if unknown := [place for place, (answer, _) in enumerate(written) if isinstance(answer, NoScriptError)]:
             again = [("EVAL", source(name), *sent[place][2:]) for place in unknown]
-            others, reached_too = await writer.write(again)
-            for place, answer in zip(unknown, others, strict=True):
-                answers[place] = answer
-            reached = reached and reached_too
-        for answer in answers:
+            for place, each in zip(unknown, await writer.write(again), strict=True):
+                written[place] = each
+        for answer, _ in written:
             if isinstance(answer, BaseException):
                 raise answer
-    return answers, reached
+    return written
 
 
 def grouped(flat: Sequence[Any], size: int) -> Iterator[tuple[Any, ...]]:

@@ -2,6 +2,7 @@
 
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
@@ -17,7 +18,7 @@ from timers.store.identity import DbIdentity, is_newer
 from timers.store.parts import is_spread
 from timers.store.refusals import Refusals
 from timers.store.servers.connections import Connections, Scripts
-from timers.store.servers.durability import WAITS
+from timers.store.servers.durability import WAITS, Written
 
 TOUCH_LIMIT: Final = 500
 """Trigger keys touched, and queues or leases checked, in one call: a few milliseconds, and few enough events for a
@@ -175,12 +176,16 @@ class Store:
         def head(places: Sequence[int]) -> Sequence[scripts.Argument]:
             return edit_lock_ms, "" if room is None else sum(place < room for place in places)
 
-        answers, reached = await self.run_lines("arm", [a[:2] for a in armings], lines, head, level=level)
+        answers, missed = await self.run_lines("arm", [a[:2] for a in armings], lines, head, level=level)
         replies = [self._armed(a, *said) for a, said in zip(armings, answers, strict=True)]
         if level not in WAITS:
             return replies
-        self.confirmed(level, reached, len(armings))
-        return [reply.with_durability(level if reached else "fast") for reply in replies]
+        reached = [place not in missed for place in range(len(armings))]
+        for in_time, timers in Counter(reached).items():
+            self.confirmed(level, in_time, timers)
+        return [
+            reply.with_durability(level if in_time else "fast") for reply, in_time in zip(replies, reached, strict=True)
+        ]
 
     async def run_lines(
         self,
@@ -192,14 +197,14 @@ class Store:
         most: int = ARM_LIMIT,
         level: Durability = "fast",
         expected: str = "",
-    ) -> tuple[list[tuple[Any, ...]], bool]:
+    ) -> tuple[list[tuple[Any, ...]], Set[int]]:
         """Run a script that makes timers, with a line for each, on all their shards in one round trip. Returns what it
-        says of each, and whether all is as durable as the level says. Founds shards that do not carry the db's epoch;
-        but if a life is `expected`, the one in which the lines were made, it raises Unavailable for those in another.
-        `head` makes the arguments that come before a batch of at most `most` lines."""
+        says of each, and the places of those that are not as durable as the level says. Founds shards that do not carry
+        the db's epoch; but if a life is `expected`, the one in which the lines were made, it raises Unavailable for
+        those in another. `head` makes the arguments that come before a batch of at most `most` lines."""
         if identities and not self.identity.epoch:
             await self.identity.make()
-        answers, reached = dict[int, tuple[Any, ...]](), True
+        answers, missed = dict[int, tuple[Any, ...]](), set[int]()
         for _ in range(FOUNDING_TRIES):
             stamp, form = expected or self.identity.stamp, self.identity.writes
             batches = [
@@ -213,19 +218,19 @@ class Store:
             ]
             foreign: set[int] = set()
             try:
-                replies, in_time = await self.run_durably(level, name, calls)
+                written = await self.run_durably(level, name, calls)
             except Unavailable as error:
                 error.nothing_done = error.nothing_done and not answers
                 raise
-            reached = reached and in_time
-            for (shard, places), reply in zip(batches, replies, strict=True):
+            for (shard, places), (reply, in_time) in zip(batches, written, strict=True):
                 if reply[1] == b"foreign":
                     foreign.add(shard)
                     continue
                 said = scripts.grouped(reply[1:], (len(reply) - 1) // len(places))
                 answers.update(zip(places, said, strict=True))
+                missed.update(() if in_time else places)
             if len(answers) == len(identities):
-                return [answers[place] for place in range(len(identities))], reached
+                return [answers[place] for place in range(len(identities))], missed
             if expected:
                 raise Unavailable("Redis has lost data meanwhile")
             await self.identity.found(foreign)
@@ -395,7 +400,7 @@ class Store:
         ]
         if durability not in WAITS:
             return [code.decode() for code in await self.run("settle", shard, arguments)]
-        ((_now, *codes),), reached = await self.run_durably(durability, "settle", [(keys.root(shard), arguments)])
+        (((_now, *codes), reached),) = await self.run_durably(durability, "settle", [(keys.root(shard), arguments)])
         self.confirmed(durability, reached, len(settlements))
         return [code.decode() for code in codes]
 
@@ -504,17 +509,18 @@ class Store:
         self._heard(name, sent, zip(calls, replies, strict=True))
         return replies
 
-    async def run_durably(self, level: Durability, name: str, calls: Sequence[scripts.Call]) -> tuple[list[Any], bool]:
-        """As `run_all`, and whether the server's disk or replicas, as far as the level says, had it all in time."""
+    async def run_durably(self, level: Durability, name: str, calls: Sequence[scripts.Call]) -> list[Written]:
+        """As `run_all`, and of each call whether the server's disk or replicas, as far as the level says, had it in
+        time."""
         if level not in WAITS:
-            return await self.run_all(name, calls, self.connections.scripts), True
+            return [(reply, True) for reply in await self.run_all(name, calls, self.connections.scripts)]
         sent = time.monotonic()
         try:
-            replies, reached = await scripts.run_durably(self.connections.durable(level), name, calls, self._wake)
+            written = await scripts.run_durably(self.connections.durable(level), name, calls, self._wake)
         except RedisRights as error:
             raise self._refused(error) from error
-        self._heard(name, sent, zip(calls, replies, strict=True))
-        return replies, reached
+        self._heard(name, sent, zip(calls, (reply for reply, _ in written), strict=True))
+        return written
 
     def _heard(self, name: str, sent: float, replies: Iterable[tuple[scripts.Call, Sequence[Any]]]) -> None:
         answered = time.monotonic()

@@ -16,7 +16,7 @@ from unittest.mock import patch
 from fakeredis import FakeAsyncRedis, FakeRedis, FakeServer
 
 from timers.store.servers.connections import Connections, Scripts
-from timers.store.servers.durability import WAITS, Command, Writer
+from timers.store.servers.durability import WAITS, Command, Writer, Written
 
 _CLOCKS: Final = (
     "fakeredis._helpers.time",
@@ -96,11 +96,11 @@ class _Confirmed(Writer):
     def __init__(self, redis: FakeAsyncRedis) -> None:
         self._redis = redis
 
-    async def write(self, commands: Sequence[Command]) -> tuple[list[Any], bool]:
+    async def write(self, commands: Sequence[Command]) -> list[Written]:
         """See Writer."""
         redis: Any = self._redis
         asked = (redis.execute_command(*command) for command in commands)
-        return await asyncio.gather(*asked, return_exceptions=True), True
+        return [(answer, True) for answer in await asyncio.gather(*asked, return_exceptions=True)]
 
     async def lacks(self, root: str = "") -> str:
         """Nothing."""

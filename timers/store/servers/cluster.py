@@ -20,7 +20,7 @@ from timers.errors import ConfigurationError
 from timers.setting_values import split_hosts
 from timers.store import keys
 from timers.store.servers.connections import Connections, Scripts
-from timers.store.servers.durability import WaitLevel, Writer
+from timers.store.servers.durability import WaitLevel, Writer, Written
 from timers.store.servers.slots import Slots, slot_of
 
 DEFAULT_SHARDS: Final = 64
@@ -133,31 +133,27 @@ class ClusterWriter(Writer):
     def __init__(self, level: WaitLevel, slots: Slots) -> None:
         self._level, self._slots = level, slots
 
-    async def write(self, commands: Sequence[Command]) -> tuple[list[Answer], bool]:
+    async def write(self, commands: Sequence[Command]) -> list[Written]:
         """See Writer. The commands are calls of scripts."""
-        answers: list[Answer] = [None] * len(commands)
+        written: list[Written] = [(None, False)] * len(commands)
         by_root: dict[str, list[int]] = {}
         for place, command in enumerate(commands):
             by_root.setdefault(command[3], []).append(place)
 
-        async def write(root: str, places: Sequence[int]) -> bool:
-            left, are_reached = places, True
-
+        async def write(root: str, left: Sequence[int]) -> None:
             async def ask(node: Connections) -> None:
-                nonlocal left, are_reached
-                said, reached = await node.durable(self._level).write([commands[place] for place in left])
-                are_reached = are_reached and reached
-                answers_of = dict(zip(left, said, strict=True))
-                for place, answer in answers_of.items():
-                    answers[place] = answer
-                left = [place for place, answer in answers_of.items() if isinstance(answer, _NOT_DONE)]
+                nonlocal left
+                said = await node.durable(self._level).write([commands[place] for place in left])
+                for place, each in zip(left, said, strict=True):
+                    written[place] = each
+                left = [place for place in left if isinstance(written[place][0], _NOT_DONE)]
                 if left:
-                    raise answers[left[0]]
+                    raise written[left[0]][0]
 
             await self._slots.send(root, ask)
-            return are_reached
 
-        return answers, all(await asyncio.gather(*(write(*each) for each in by_root.items())))
+        await asyncio.gather(*(write(*each) for each in by_root.items()))
+        return written
 
     async def lacks(self, root: str = "") -> str:
         """See Writer. Without a root, what the first primary lacks that lacks something."""

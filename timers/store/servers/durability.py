@@ -163,12 +163,16 @@ def _denied(what: str, answer: Exception) -> Verdict:
     return Verdict(False, lacks := f"{what} is refused: {answer}", lacks)
 
 
+Written = tuple[Any, bool]
+"""The answer to a command, and whether what it wrote has reached the level in time."""
+
+
 class Writer(Protocol):
     """Writes what waits for one level."""
 
-    async def write(self, commands: Sequence[Command]) -> tuple[list[Any], bool]:
-        """The answers, errors of the server among them, and whether all that was written has reached the level in time.
-        Raises what breaks the connection; the commands may have been executed then. None is executed twice."""
+    async def write(self, commands: Sequence[Command]) -> list[Written]:
+        """Errors of the server are among the answers. Raises what breaks the connection; the commands may have been
+        executed then. None is executed twice."""
 
     async def lacks(self, root: str = "") -> str:
         """What the server of this root, or without one each server, would need to reach the level at all; empty if it
@@ -197,11 +201,11 @@ class DurableWriter(Writer):
         self._working: asyncio.Task[None] | None = None
         self._is_missed = False
 
-    async def write(self, commands: Sequence[Command]) -> tuple[list[Any], bool]:
+    async def write(self, commands: Sequence[Command]) -> list[Written]:
         """See Writer."""
         answers, verdict = await self._ask(commands)
         self._tell(verdict)
-        return answers, verdict.reached
+        return [(answer, verdict.reached) for answer in answers]
 
     async def lacks(self, root: str = "") -> str:
         """See Writer."""
