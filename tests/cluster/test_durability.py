@@ -8,7 +8,8 @@ from tests.clusters import Cluster, Node
 from tests.members import declare
 from tests.waiting import eventually, patient
 from timers.client import Armed, TimerClient, client_over, open_store
-from timers.errors import InvalidInput, Unavailable
+from timers.client.durable import check_setting
+from timers.errors import ConfigurationError, InvalidInput, Unavailable
 from timers.store import keys
 from timers.store.servers.connect import connect
 from timers.store.servers.durability import ReplicasProof
@@ -99,6 +100,21 @@ async def test_a_primary_that_is_away_fails_only_what_it_has(cluster: Cluster, c
     there = [name for name, said in zip(names("b"), expected(client, names("b"), here, ""), strict=True) if said]
     assert there
     assert await in_batch(client, there) == ["replicated"] * len(there)
+
+
+async def test_a_pod_that_waits_for_disks_starts_while_a_primary_is_away(cluster: Cluster, client: TimerClient) -> None:
+    """Those that answer are asked."""
+    assert client._store is not None
+    (lost, *others), appendfsync = await cluster.primaries(), ("CONFIG", "SET", "appendfsync")
+    (await cluster.replica_of(lost)).down()
+    lost.down()
+    for node in others:
+        with pytest.raises(ConfigurationError, match="appendfsync is no"):
+            await check_setting(client._store, "fsync")
+        await node.ask(*appendfsync, "always")
+    await check_setting(client._store, "fsync")
+    for node in others:
+        await node.ask(*appendfsync, "no")
 
 
 def test_a_server_that_is_a_replica_now_does_not_lack_replicas() -> None:

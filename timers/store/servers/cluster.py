@@ -156,11 +156,12 @@ class ClusterWriter(Writer):
         return written
 
     async def lacks(self, root: str = "") -> str:
-        """See Writer. Without a root, what the first primary lacks that lacks something."""
+        """See Writer. Without a root, what the first primary lacks that answers and lacks something."""
         if root:
             return await self._slots.send(root, self._lacks_of)
         await self._slots.look()
-        return next(filter(None, await asyncio.gather(*map(self._lacks_of, self._slots.primaries))), "")
+        said = await asyncio.gather(*map(self._lacks_of, self._slots.primaries), return_exceptions=True)
+        return next((why for why in said if isinstance(why, str) and why), "")
 
     async def _lacks_of(self, node: Connections) -> str:
         why = await node.durable(self._level).lacks()
