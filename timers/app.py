@@ -9,11 +9,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from aiohttp import web
 
@@ -51,8 +52,10 @@ from timers.store.store import Store
 if TYPE_CHECKING:
     from timers.ledger.database import Database
 
+T = TypeVar("T")
+
 TRY_AGAIN_SECONDS: Final = 0.2
-"""The pause between two tries to reach Redis while a pod starts."""
+"""The pause between two tries to reach Redis, and the ledger, while a pod starts."""
 
 END_SECONDS: Final = 0.5
 """How long the threads of a pod that ends have to end by themselves."""
@@ -110,14 +113,15 @@ def stopped_by_signals() -> Iterator[Stopping]:
             loop.remove_signal_handler(number)
 
 
-async def _reached(url: str, settings: Settings, stopping: Stopping) -> Store | None:
-    """As `open_redis`, but tries for TIMERS_START_TIMEOUT while the server is away; meanwhile the pod is alive but not
-    ready. None if the pod is stopped first."""
-    began, waiting = time.monotonic(), False
+async def _tried(attempt: Callable[[], Awaitable[T]], settings: Settings, stopping: Stopping) -> T | None:
+    """What the attempt returns. It is repeated for TIMERS_START_TIMEOUT while Redis or the ledger is away; meanwhile
+    the pod is alive but not ready. None if the pod is stopped first."""
+    began, waiting, for_ledger = time.monotonic(), False, False
+    app = partial(waiting_application, lambda: for_ledger)
     async with AsyncExitStack() as ends:
         while not stopping.asked.is_set():
             try:
-                return await open_redis(url, settings, joins="worker" in settings.roles)
+                return await attempt()
             except ConfigurationError as error:
                 waited = time.monotonic() - began
                 if not isinstance(error.__cause__, Unavailable | LedgerUnavailable):
@@ -125,30 +129,25 @@ async def _reached(url: str, settings: Settings, stopping: Stopping) -> Store | 
                 if waited >= settings.start_timeout_ms / 1000:
                     tried = f"; tried for {waited:.0f} s (TIMERS_START_TIMEOUT)" if waiting else ""
                     raise ConfigurationError(f"{error}{tried}") from error
+                for_ledger = isinstance(error.__cause__, LedgerUnavailable)
             if not waiting:
                 waiting = True
                 if "api" in settings.roles:
-                    await _api(settings, waiting_application(), ends)
-                await _probes(settings, waiting_application(), ends)
+                    await _api(settings, app(), ends)
+                await _probes(settings, app(), ends)
             await set_within(stopping.asked, TRY_AGAIN_SECONDS)
         return None
 
 
-async def _checked(ledger: "Database", store: Store, settings: Settings, stopping: Stopping) -> None:
-    """Makes sure that the ledger can be used; tries for TIMERS_START_TIMEOUT while it is away or another db uses it.
-    Raises ConfigurationError."""
+async def _check(ledger: "Database", store: Store) -> None:
+    """Make sure that the ledger can be used. Raises ConfigurationError, also while another db uses it."""
     from timers.engine.following import claim_ledger  # noqa: PLC0415 (what it needs is an extra)
 
-    began = time.monotonic()
-    while not stopping.asked.is_set():
-        try:
-            await ledger.check()
-            return await claim_ledger(store, ledger)
-        except LedgerUnavailable as error:
-            if time.monotonic() - began >= settings.start_timeout_ms / 1000:
-                raise ConfigurationError(f"TIMERS_LEDGER_URL: {error}") from error
-        await set_within(stopping.asked, TRY_AGAIN_SECONDS)
-    return None
+    try:
+        await ledger.check()
+        await claim_ledger(store, ledger)
+    except LedgerUnavailable as error:
+        raise ConfigurationError(f"TIMERS_LEDGER_URL: {error}") from error
 
 
 async def serve(settings: Settings, announce: Announce) -> int:
@@ -177,14 +176,15 @@ async def _serve(
 ) -> int:
     registry = load(settings.processors, only=settings.served, builtin=settings.loaded)
     async with AsyncExitStack() as ends:
-        store = await _reached(url, settings, stopping)
+        join = partial(open_redis, url, settings, joins="worker" in settings.roles)
+        store = await _tried(join, settings, stopping)
         if store is None:
             return 0
         ends.push_async_callback(store.connections.close)
         client = client_of(store, settings)
         if client.ledger is not None:
             ends.push_async_callback(client.ledger.close)
-            await _checked(client.ledger, store, settings, stopping)
+            await _tried(partial(_check, client.ledger, store), settings, stopping)
         metrics = Metrics()
         await check_setting(store, settings.durability)
         store.called, store.confirmed = metrics.called, metrics.confirmed

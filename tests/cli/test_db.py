@@ -1,19 +1,23 @@
 """`timers db`, `timers rebuild`, and pods in front of a database that cannot be used."""
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession
 from redis import Redis
 from sqlalchemy import text
 
 from tests import postgres
 from tests.cli.commands import CommandLine, Process
 from tests.cli.test_pods import OURS
+from tests.cli.test_probe_port import WORKER, asked
 from tests.ledger.copies import in_ledger
+from tests.servers import free_port
 from tests.waiting import eventually
 from timers import TimerClient
 from timers.embedded import EmbeddedServer
@@ -23,6 +27,9 @@ from timers.ledger.database import Database
 Start = Callable[..., Process]
 
 AWAY = "postgresql+asyncpg://me:hidden@127.0.0.1:1/shop"
+HELD_BY_ANOTHER = (
+    "INSERT INTO timers_epochs (epoch, server, shards, made, seen) VALUES ('e', 'other', 1, 0, 9000000000000)"
+)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -147,6 +154,34 @@ def test_a_pod_does_not_start_with_a_ledger_that_it_cannot_use(
     assert "hidden" not in line
 
 
+async def test_a_pod_whose_ledger_another_server_uses_lives_and_says_why_it_waits(
+    start: Start, server: EmbeddedServer, redis: Redis, tmp_path: Path
+) -> None:
+    redis.ping()
+    url = f"sqlite+aiosqlite:///{tmp_path}/ledger.db"
+    await _upgraded(url)
+    await asyncio.to_thread(execute, url, HELD_BY_ANOTHER)
+    port = str(free_port())
+    settings: dict[str, Any] = {"TIMERS_REDIS_URL": server.url, "TIMERS_LEDGER_URL": url, "TIMERS_PROBE_PORT": port}
+    pod = start("serve", **WORKER, **settings, TIMERS_START_TIMEOUT="1h")
+    async with ClientSession(f"http://127.0.0.1:{port}") as session:
+
+        async def lives() -> bool:
+            return await asked(session, "/healthz") == (200, '{"status":"ok"}')
+
+        async def is_ready() -> bool:
+            return (await asked(session, "/readyz"))[0] == 200
+
+        await eventually(lives, "the pod lives")
+        status, said = await asked(session, "/readyz")
+        assert (status, "pods of another Redis server use it" in said) == (503, True)
+        assert "urn:timers:problem:ledger-unavailable" in (await asked(session, "/v1/timers"))[1]
+        await asyncio.to_thread(execute, url, "DELETE FROM timers_epochs WHERE epoch = 'e'")
+        await eventually(is_ready, "the pod is ready")
+    pod.signal(signal.SIGTERM)
+    assert (await asyncio.to_thread(pod.end)).code == 0
+
+
 async def _upgraded(url: str) -> None:
     database = Database(url)
     await database.upgrade()
@@ -173,8 +208,7 @@ def test_a_rebuild_gives_back_what_redis_lacks_and_nothing_twice(filled: Command
 
 def test_a_ledger_that_another_server_uses_is_left_to_it(filled: CommandLine, redis: Redis, url: str) -> None:
     redis.flushall()
-    held = "INSERT INTO timers_epochs (epoch, server, shards, made, seen) VALUES ('e', 'other', 1, 0, 9000000000000)"
-    execute(url, held)
+    execute(url, HELD_BY_ANOTHER)
     assert "another Redis server (other, epoch e) uses this ledger" in filled("rebuild").refusal()
     assert filled("ls").out == "none\n"
 

@@ -28,7 +28,7 @@ from timers.api.routes import client_routes, refuse_unchecked
 from timers.api.stream import EventRoutes
 from timers.client import TimerClient
 from timers.engine.worker import Worker
-from timers.errors import ConfigurationError, FieldError, Unavailable, shown
+from timers.errors import ConfigurationError, FieldError, LedgerUnavailable, Unavailable, shown
 from timers.logs import get_logger
 from timers.metrics import CONTENT_TYPE as METRICS_TYPE
 from timers.metrics import Metrics
@@ -268,22 +268,28 @@ def probe_application(
 
 
 REASON: Final = "the pod is starting and has not reached Redis yet (TIMERS_REDIS_URL)"
+HELD: Final = (
+    "the pod is starting and may not use the ledger yet (TIMERS_LEDGER_URL): its database is away, or pods of another "
+    "Redis server use it"
+)
 
 
-def waiting_application() -> web.Application:
-    """The application that serves while Redis is down at the start. Its metrics say just that."""
+def waiting_application(for_ledger: Callable[[], bool]) -> web.Application:
+    """The application that serves while Redis is down at the start, or what it waits for is the ledger. Its metrics
+    say that Redis is down."""
     app = web.Application(middlewares=[follow, answer_problems])
-    app.router.add_route("*", "/{path:.*}", _wait)
+    app.router.add_route("*", "/{path:.*}", partial(_wait, for_ledger))
     return app
 
 
-async def _wait(request: web.Request) -> web.Response:
+async def _wait(for_ledger: Callable[[], bool], request: web.Request) -> web.Response:
+    reason, redis = (HELD, "ok") if for_ledger() else (REASON, REASON)
     match request.path:
         case "/healthz":
             return answer({"status": "ok"})
         case "/readyz":
-            return problem(HTTP_PROBLEMS[503], REASON, ready=False, redis=REASON, warnings=[], problems=[REASON])
+            return problem(HTTP_PROBLEMS[503], reason, ready=False, redis=redis, warnings=[], problems=[reason])
         case "/metrics":
             text = Metrics().render(None, None, losses=0, dropped=0)
             return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
-    raise Unavailable(REASON, nothing_done=True)
+    raise LedgerUnavailable(reason) if for_ledger() else Unavailable(reason, nothing_done=True)
