@@ -59,6 +59,19 @@ async def test_rights_and_flags_that_one_primary_lacks_are_said_with_its_name(cl
         assert set(flags) == set("xE")
 
 
+async def test_flags_that_a_replica_lacks_are_named_and_set(cluster: Cluster) -> None:
+    for node in cluster.nodes:
+        await node.ask("CONFIG", "SET", "notify-keyspace-events", "Ex")
+    lacking = await cluster.replica_of((await cluster.primaries())[0])
+    await lacking.ask("CONFIG", "SET", "notify-keyspace-events", "")
+    async with opened(cluster.url, shards=64) as store:
+        await made(store)
+        found_there = (await found(store, wait_seconds=0.2))["replicas' flags"]
+        assert (found_there.level, found_there.said) == ("warn", f"{lacking.name} lacks 'Ex'")
+        await examine(store, fix=True, wait_seconds=0.2)
+        assert "replicas' flags" not in await found(store, wait_seconds=0.2)
+
+
 async def test_the_doctor_and_a_create_say_that_a_primary_is_away(cluster: Cluster) -> None:
     for node in cluster.nodes:
         await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")

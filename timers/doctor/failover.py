@@ -86,18 +86,18 @@ class _Word(NamedTuple):
     against: str
 
 
-async def check_sentinels(store: Store, config: Mapping[str, str] | None, *, fix: bool) -> AsyncIterator[Check]:
-    """The checks of a db behind Sentinels; none of another one. `config` is that of the primary; `fix` turns missing
-    notification flags of the replicas on."""
+async def check_failover(store: Store, config: Mapping[str, str] | None, *, fix: bool) -> AsyncIterator[Check]:
+    """The checks of the Sentinels, and of the replicas behind them or in a cluster. `config` is that of the primary;
+    `fix` turns missing notification flags of the replicas on."""
     connections = store.connections
-    if not isinstance(connections, SentinelConnections):
-        return
-    sentinels = connections.sentinels
-    words = await asyncio.gather(*(_word(sentinels, place) for place in sentinels.places))
-    yield _quorum(sentinels, words)
-    heard = [word for word in words if isinstance(word, _Word)]
-    yield _successors(heard[0].replicas if heard else [], config)
-    yield await _flags(connections, fix=fix)
+    if isinstance(connections, SentinelConnections):
+        sentinels = connections.sentinels
+        words = await asyncio.gather(*(_word(sentinels, place) for place in sentinels.places))
+        yield _quorum(sentinels, words)
+        heard = [word for word in words if isinstance(word, _Word)]
+        yield _successors(heard[0].replicas if heard else [], config)
+    if replicas := connections.replicas:
+        yield await _flags(replicas, fix=fix)
 
 
 async def _word(sentinels: Sentinels, place: Address) -> _Word | Exception:
@@ -172,20 +172,20 @@ _KEPT: Final[Facts] = {"config_file": "there"}
 """Sentinels write the configuration files of their servers, so these have one."""
 
 
-async def _flags(connections: SentinelConnections, *, fix: bool) -> Check:
+async def _flags(replicas: Sequence[Connections], *, fix: bool) -> Check:
     lacking, unseen = list[str](), list[str]()
-    for replica, address in zip(connections.replicas, connections.sentinels.replicas, strict=True):
+    for replica in replicas:
         try:
             with reachable():
                 if fix:
                     await ensure_notifications(replica.commands)
                 found = await replica.commands.config_get(FLAGS)
         except (ResponseError, RedisRights, Unavailable) as error:
-            unseen.append(f"{shown(address)} ({error})")
+            unseen.append(f"{replica.address} ({error})")
             continue
         current = {text_of(name): text_of(value) for name, value in found.items()}.get(FLAGS, "")
         if missing := missing_flags(current):
-            lacking.append(f"{shown(address)} lacks {missing!r}")
+            lacking.append(f"{replica.address} lacks {missing!r}")
     fine = f"{FLAGS} cannot be read on {', '.join(unseen)}" if unseen else f"{FLAGS} is set on all replicas"
     means = "as the primary it announces nothing until a pod has set it"
     return judged("replicas' flags", fine, (bool(lacking), "warn", "; ".join(lacking), means, "`timers doctor --fix`"))

@@ -18,7 +18,7 @@ from redis.exceptions import ResponseError
 
 from timers.core.shapes import RESERVED_PREFIX
 from timers.doctor.checks import Check, configured, judge, judged, on_nodes, server_facts
-from timers.doctor.failover import check_sentinels
+from timers.doctor.failover import check_failover
 from timers.errors import RedisRights, Unavailable
 from timers.store import keys
 from timers.store.cooperative import set_within
@@ -103,7 +103,7 @@ async def check_server(
         heard,
         await _tried("foreign", foreign_keys(store, served)),
         *await on_nodes(store, timed),
-        *[check async for check in check_sentinels(store, config, fix=fix)],
+        *[check async for check in check_failover(store, config, fix=fix)],
     ]
 
 
