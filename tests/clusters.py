@@ -5,7 +5,8 @@ it.
 """
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -91,6 +92,16 @@ async def move_key_by_key(slot: int, source: Node, target: Node) -> None:
         await source.ask("MIGRATE", HOST, target.port, "", 0, 10_000, "KEYS", *names)
     for node in (target, source):
         await node.ask("CLUSTER SETSLOT", slot, "NODE", await target.ask("CLUSTER MYID"))
+
+
+@asynccontextmanager
+async def held_open(slot: int, source: Node, target: Node) -> AsyncIterator[None]:
+    """Meanwhile a slot is being moved, but no key of it."""
+    await target.ask("CLUSTER SETSLOT", slot, "IMPORTING", await source.ask("CLUSTER MYID"))
+    await source.ask("CLUSTER SETSLOT", slot, "MIGRATING", await target.ask("CLUSTER MYID"))
+    yield
+    for node in (source, target):
+        await node.ask("CLUSTER SETSLOT", slot, "STABLE")
 
 
 async def move_at_once(slot: int, source: Node, target: Node) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.clusters import Cluster
+from tests.clusters import Cluster, held_open
 from tests.doctor.setups import TIMED, alive, found, made, opened
 from tests.waiting import DEADLINE_SECONDS
 from timers.api.health import HealthRoutes
@@ -12,6 +12,7 @@ from timers.doctor.checks import any_full
 from timers.doctor.examining import examine
 from timers.errors import Unavailable
 from timers.store import keys
+from timers.store.servers.slots import slot_of
 
 
 async def test_each_primary_is_examined(cluster: Cluster) -> None:
@@ -89,6 +90,20 @@ async def test_the_doctor_and_a_create_say_that_a_primary_is_away(cluster: Clust
         with pytest.raises(Unavailable):
             await refusal_of(store, "replicated", has_ledger=False, root=here[True])
         assert await refusal_of(store, "replicated", has_ledger=False, root=here[False]) is None
+
+
+async def test_a_slot_that_is_being_moved_leaves_the_db_usable(cluster: Cluster) -> None:
+    for node in cluster.nodes:
+        await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no", "notify-keyspace-events", "Ex")
+    async with opened(cluster.url, shards=64) as store:
+        await made(store)
+        await alive(store)
+        source = await cluster.owner(keys.root(0))
+        target = next(node for node in await cluster.primaries() if node is not source)
+        async with held_open(slot_of(keys.root(0)), source, target):
+            wrong = await found(store)
+        assert {check.level for check in wrong.values()} == {"warn"}
+        assert "hash slot 13907 is being moved" in wrong["data"].said
 
 
 async def test_a_pod_that_reaches_some_primaries_is_ready(cluster: Cluster) -> None:

@@ -7,12 +7,13 @@ from itertools import count
 
 import pytest
 
-from tests.clusters import Node, move_at_once, move_key_by_key
+from tests.clusters import Cluster, Node, held_open, move_at_once, move_key_by_key
 from tests.conftest import SharedServers
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.waiting import eventually
 from timers.core.model import Status
 from timers.embedded import Family
+from timers.engine.worker import PodHealth
 from timers.errors import Unavailable
 from timers.store import keys, queries
 from timers.store.servers.slots import slot_of
@@ -32,6 +33,25 @@ MOVES: dict[str, tuple[Family, Move]] = {
     "key by key on Valkey": ("valkey", move_key_by_key),
     "at once on Valkey": ("valkey", move_at_once),
 }
+
+
+async def test_a_slot_that_is_being_moved_leaves_pods_ready(cluster: Cluster) -> None:
+    """Also that of their registry."""
+    fleet = await Fleet.over(cluster.url, shards=16)
+    health = (await fleet.pod(Calls())).worker.health
+    await until(lambda: health().ready, "the pod is ready")
+    source = await cluster.owner(keys.PODS_ROOT)
+    target = next(node for node in await cluster.primaries() if node is not source)
+    seen = list[PodHealth]()
+
+    def is_held_up() -> bool:
+        seen.append(health())
+        return "being moved" in str(seen[-1].services)
+
+    async with held_open(slot_of(keys.PODS_ROOT), source, target):
+        await until(is_held_up, "the pod finds the slot open")
+    assert seen[-1].ready
+    await fleet.close()
 
 
 @pytest.mark.parametrize("how", MOVES)

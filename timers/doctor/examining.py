@@ -10,7 +10,7 @@ from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Status
 from timers.doctor.checks import Check, Level, judged
 from timers.doctor.failover import durability_check
-from timers.doctor.proofs import DELIVERY_SECONDS, Refusal, check_server
+from timers.doctor.proofs import DELIVERY_SECONDS, Refusal, check_server, unfinished
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import outbox, queries
 from timers.store.filters import Filter
@@ -60,7 +60,7 @@ async def examine(
     shows how far it is. `acknowledge` ends the warnings of lost data; `wait_seconds` is how long an event may take.
     Raises Unavailable if the server does not answer at all. The `ledger` is checked too, if there is one."""
     roster = await _roster(store)
-    found = await check_server(
+    checks = await check_server(
         store,
         fix=fix,
         wait_seconds=wait_seconds,
@@ -68,17 +68,17 @@ async def examine(
         served=lambda prefix: bool(roster.serving(prefix)),
     )
     try:
-        durable = await durability_check(store, roster.members, has_ledger=ledger is not None)
-        data = await _data(store, acknowledge=acknowledge)
-        checks = [*found, durable, data, *await _work(store, roster, fix=fix, progress=progress)]
+        checks.append(await durability_check(store, roster.members, has_ledger=ledger is not None))
+        checks.append(await _data(store, acknowledge=acknowledge))
+        checks += await _work(store, roster, fix=fix, progress=progress)
         if ledger is not None:
             from timers.doctor.ledger import check_ledger  # noqa: PLC0415 (what it needs is an extra)
 
             checks.append(await check_ledger(store, ledger))
     except (ConfigurationError, Unavailable, Refusal) as error:
         repair = "see the findings above; if the db belongs to another service, correct TIMERS_REDIS_URL"
-        said = f"the db cannot be used: {error}"
-        return [*found, Check("data", "fail", said, "pods and callers are refused", repair)]
+        said, means = f"the db cannot be used: {error}", "pods and callers are refused"
+        checks.append(unfinished("data", said, means, repair, error))
     return checks
 
 

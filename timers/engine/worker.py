@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 LONG_WAIT_SECONDS: Final = 1.0
 """A queue that waits this long for a claim is told of: the pod has no room, or too much to claim."""
 
-_FINE: Final = ("running", "waiting")
-"""States of services that leave a pod ready. A full server takes no new timers, but everything else continues."""
+_FINE: Final = ("running", "waiting", "restarting: Redis cannot do this now: hash slot")
+"""How the states of services begin that leave a pod ready. A full server takes no new timers, and a hash slot that is
+being moved holds up its shards, but everything else continues."""
 
 _log = get_logger("timers.worker")
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.exceptions import (
+    AskError,
     BusyLoadingError,
     ClusterDownError,
     ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
@@ -145,7 +146,7 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
     if isinstance(error, MovedError):  # over connections to a cluster it never comes so far
         return ConfigurationError(ONE_NODE)
     if isinstance(error, ResponseError):
-        if isinstance(error, ClusterDownError | TryAgainError) or str(error).startswith(PASSING_TROUBLES):
+        if isinstance(error, AskError | ClusterDownError | TryAgainError) or str(error).startswith(PASSING_TROUBLES):
             return Unavailable(f"Redis cannot do this now: {error}", nothing_done=alone)
         if _NO_DATA.match(str(error)):
             return ConfigurationError(A_SENTINEL)
