@@ -80,6 +80,7 @@ GAUGES: Final[Mapping[str, tuple[str, ...]]] = {
     "timers_ledger_waiting": ("Changes that this pod has yet to copy to the ledger",),
     "timers_ledger_lag_seconds": ("Age of the oldest change that the ledger may lack",),
     "timers_ledger_share": ("Share of this pod's shards that was restored from the ledger and copied to it, 0 to 1",),
+    "timers_inbox_seconds": ("How long the first row of the ledger's inbox has waited",),
     "timers_inbox_refused": ("Rows of the ledger's inbox that were refused",),
     "timers_ready": ("1 while this pod is ready",),
     "timers_notifications_ok": ("1 while notifications arrive in time",),
@@ -112,6 +113,7 @@ _OF_LEDGER: Final = (
     "timers_ledger_waiting",
     "timers_ledger_lag_seconds",
     "timers_ledger_share",
+    "timers_inbox_seconds",
     "timers_inbox_refused",
 )
 """Gauges that are absent on a pod without a worker, or without a ledger."""
@@ -221,10 +223,11 @@ class Metrics(Observer, Collector):
         losses: int,
         dropped: int,
         ledger_up: bool | None = None,
+        inbox_seconds: float | None = None,
     ) -> bytes:
         """The exposition text. `figures` are the gauges that only Redis knows, None if it does not answer: they are
         left out or NaN then. `health` is None without a worker. `dropped` counts since the process began.
-        `ledger_up` is None without a ledger."""
+        `ledger_up` is None without a ledger, `inbox_seconds` also while it does not answer."""
         self._numbers["timers_events_dropped_total"][()] = dropped
         single: dict[str, float] = {
             "timers_redis_up": figures is not None,
@@ -250,6 +253,8 @@ class Metrics(Observer, Collector):
                     single["timers_inbox_refused"] = health.ledger.refused
         if ledger_up is not None:
             single["timers_ledger_up"] = ledger_up
+        if inbox_seconds is not None:
+            single["timers_inbox_seconds"] = inbox_seconds
         else_unknown: Figures = {name: {(): nan} for name in _UNKNOWN}
         self._read = {**{name: {(): value} for name, value in single.items()}, **(figures or else_unknown)}
         return generate_latest(self._registry)

@@ -351,6 +351,22 @@ async def ledger_behind(stage: Stage) -> AsyncIterator[None]:
     await stage.tells("timers_ledger_lag_seconds 0.0")
 
 
+async def inbox_behind(stage: Stage) -> AsyncIterator[None]:
+    """No worker takes the rows."""
+    url = await stage.new_ledger()
+    await stage.start(ledger=url)
+    await stage.tells("timers_inbox_seconds 0.0")
+    yield
+    await stage.stop()
+    await stage.in_ledger("INSERT INTO timers_inbox (prefix, id, action, at) VALUES ('test', 'x', 'purge', 1000)")
+    await stage.start(ledger=url, works=False)
+    await stage.tells(r"timers_inbox_seconds \d{3,}\..*|timers_inbox_seconds .*e\+.*")
+    yield
+    await stage.stop()
+    await stage.start(ledger=url)
+    await stage.tells("timers_inbox_seconds 0.0")
+
+
 async def inbox_refused(stage: Stage) -> AsyncIterator[None]:
     url = await stage.new_ledger()
     await stage.start(ledger=url)
@@ -394,6 +410,7 @@ TROUBLES: Final[Mapping[str, Callable[[Stage], AsyncIterator[None]]]] = {
     "TimersAbandoned": abandoned,
     "TimersOutbox": outbox,
     "TimersLedgerBehind": ledger_behind,
+    "TimersInboxBehind": inbox_behind,
     "TimersInboxRefused": inbox_refused,
     "TimersNotDurable": not_durable,
 }
@@ -403,6 +420,7 @@ What a counter grows by between two scrapes in the trouble it goes on to grow by
 ALSO: Final[Mapping[str, set[str]]] = {
     "TimersKept": {"TimersUnhandled"},
     "TimersOutbox": {"TimersNoWorker", "TimersUncovered"},
+    "TimersInboxBehind": {"TimersNoWorker", "TimersUncovered"},
 }
 """What else rings then."""
 

@@ -9,7 +9,7 @@ from timers.doctor import ledger as ledger_check
 from timers.doctor.checks import Check
 from timers.doctor.examining import examine
 from timers.ledger.database import Database
-from timers.ledger.schema import refused
+from timers.ledger.schema import inbox, refused
 
 
 async def check_of(fleet: Fleet, database: Database) -> Check:
@@ -66,6 +66,15 @@ async def test_changes_that_nobody_copies_are_told(
     check = await check_of(fleet, database)
     assert check.level == "warn"
     assert check.said.startswith("2 changes wait, the oldest for ")
+
+
+async def test_rows_that_nobody_takes_are_told(fleet: Fleet, database: Database) -> None:
+    await say(fleet.store, 0, "whole 1")
+    async with database.transaction() as connection:
+        await connection.execute(inbox.insert(), {"prefix": "note", "id": "a", "action": "cancel", "at": 1000})
+    check = await check_of(fleet, database)
+    assert check.level == "warn"
+    assert check.said.startswith("rows of the inbox wait, the first for ")
 
 
 async def test_rows_that_were_refused_are_told(fleet: Fleet, database: Database) -> None:

@@ -16,9 +16,11 @@ from tests.ledger.hurry import hurried
 from tests.waiting import eventually
 from timers.ledger import database as database_module
 from timers.ledger.database import Database
+from timers.ledger.schema import inbox
 
 GAUGES = (
     "timers_ledger_up",
+    "timers_inbox_seconds",
     "timers_ledger_waiting",
     "timers_ledger_lag_seconds",
     "timers_inbox_refused",
@@ -39,7 +41,7 @@ async def warnings(api: Api) -> list[str]:
 
 async def all_is_well(api: Api) -> None:
     async def look() -> bool:
-        return await told(api) == dict(zip(GAUGES, (1, 0, 0, 0, 1), strict=True)) and not await warnings(api)
+        return await told(api) == dict(zip(GAUGES, (1, 0, 0, 0, 0, 1), strict=True)) and not await warnings(api)
 
     await eventually(look, "the ledger has all")
 
@@ -86,7 +88,7 @@ async def test_a_pod_without_a_worker_tells_whether_it_can_use_the_ledger(
 ) -> None:
     assert database.dialect
     async with running_api(fleet.url, [done], ledger=ledger_url) as api:
-        assert (await told(api), await warnings(api)) == ({"timers_ledger_up": 1}, [])
+        assert (await told(api), await warnings(api)) == ({"timers_ledger_up": 1, "timers_inbox_seconds": 0}, [])
         with away(api.client.ledger):
 
             async def noticed() -> bool:
@@ -96,9 +98,22 @@ async def test_a_pod_without_a_worker_tells_whether_it_can_use_the_ledger(
             await eventually(noticed, "it tells though nobody asks it for anything")
 
         async def well() -> bool:
-            return not await warnings(api) and await told(api) == {"timers_ledger_up": 1}
+            return not await warnings(api) and (await told(api))["timers_ledger_up"] == 1
 
         await eventually(well, "it is well again")
+
+
+async def test_rows_of_the_inbox_that_no_worker_takes_are_told(
+    fleet: Fleet, database: Database, ledger_url: str
+) -> None:
+    async with running_api(fleet.url, [done], ledger=ledger_url) as api:
+        async with database.transaction() as connection:
+            await connection.execute(inbox.insert(), {"prefix": "test", "id": "x", "action": "cancel", "at": 1000})
+
+        async def waits() -> bool:
+            return (await told(api))["timers_inbox_seconds"] > 60
+
+        await eventually(waits, "the row waits")
 
 
 async def test_a_pod_without_a_worker_takes_creates_and_stays_ready_while_redis_is_away(

@@ -157,23 +157,40 @@ class HealthRoutes:
 
 
 COUNTS_SECONDS: Final = 0.7
-"""How long a scrape waits for Redis. After that the pod answers with its own metrics alone, still within a second."""
+"""How long a scrape waits for Redis, and for the ledger. After that the pod answers with its own metrics alone, still
+within a second."""
 
 
 def metrics_route(client: TimerClient, metrics: Metrics, worker: Worker | None) -> web.RouteDef:
     """The route to add to an application. `worker` is None if this pod does not have that role."""
-    return route("getMetrics", partial(_metrics, client, metrics, worker))
+    inbox = None if client.ledger is None else CachedRead(client.ledger.inbox_seconds, FRESH_SECONDS)
+    return route("getMetrics", partial(_metrics, client, metrics, worker, inbox))
 
 
-async def _metrics(client: TimerClient, metrics: Metrics, worker: Worker | None, request: web.Request) -> web.Response:
+async def _metrics(
+    client: TimerClient,
+    metrics: Metrics,
+    worker: Worker | None,
+    inbox: CachedRead[float] | None,
+    request: web.Request,
+) -> web.Response:
     """Answers 200 with the exposition text."""
     refuse_query(request)
     health = None if worker is None else worker.health()
     losses, dropped = len(client.losses), client.events_dropped
-    figures = await _db_figures(client)
+    figures, inbox_seconds = await asyncio.gather(_db_figures(client), _known(inbox))
     up = None if client.ledger is None else client.ledger.trouble is None
-    text = metrics.render(figures, health, losses=losses, dropped=dropped, ledger_up=up)
+    text = metrics.render(figures, health, losses=losses, dropped=dropped, ledger_up=up, inbox_seconds=inbox_seconds)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+
+
+async def _known(inbox: CachedRead[float] | None) -> float | None:
+    """How long the inbox has waited. None without a ledger, and while it is down or hangs."""
+    if inbox is not None:
+        with suppress(LedgerUnavailable, TimeoutError):
+            async with asyncio.timeout(COUNTS_SECONDS):
+                return await inbox.get()
+    return None
 
 
 async def _db_figures(client: TimerClient) -> Figures | None:

@@ -13,16 +13,17 @@ from timers.store.following import CHECK, COPY, REBUILD, RESTORE, behind, stages
 from timers.store.store import Store
 
 LATE_MS: Final = 60_000
-"""A change that has waited this long is not just the next to be copied."""
+"""A change or a row that has waited this long is not just the next one."""
 
 REFUSED_SHOWN: Final = 3
 DRIFT_MS: Final = 86_400_000
 """For how long the doctor mentions a difference that was repaired."""
 
 _NOT_ARMED: Final = "nothing is armed with durability `ledger`, and changes of timers wait in Redis to be copied"
-_LOOK: Final = (
-    "pods with TIMERS_LEDGER_URL continue automatically; if not, see `ledger` under services in /readyz of the workers"
+_CONTINUE: Final = (
+    "pods with TIMERS_LEDGER_URL continue automatically; if not, see `{}` under services in /readyz of the workers"
 )
+_LOOK: Final = _CONTINUE.format("ledger")
 
 
 async def check_ledger(store: Store, database: Database) -> Check:
@@ -35,6 +36,7 @@ async def check_ledger(store: Store, database: Database) -> Check:
         repaired, refused = await _repaired(store, database), await _refused(database)
         reached = await stages(store, range(store.shards))
         waiting, oldest_ms = await behind(store)
+        inbox_ms = await database.do(inbox.waited_ms, writes=False) or 0
         restoring, copying = [
             await told(database, {shard: stage for shard, stage in reached.items() if stage.what in what})
             for what in ((RESTORE.what, REBUILD, CHECK), (COPY.what,))
@@ -52,9 +54,16 @@ async def check_ledger(store: Store, database: Database) -> Check:
         (bool(restoring), "warn", coming + shortened(restoring), given, _LOOK),
         (bool(copying), "warn", going + shortened(copying), lost.format("some of their timers"), _LOOK),
         (late, "warn", said, lost.format("these changes"), _LOOK),
+        _untaken(inbox_ms),
         repaired,
         refused,
     )
+
+
+def _untaken(waited_ms: int) -> Trouble:
+    """Rows that nobody carries out."""
+    said = f"rows of the inbox wait, the first for {waited_ms // 1000} s"
+    return waited_ms > LATE_MS, "warn", said, "what they ask for is not done yet", _CONTINUE.format("inbox")
 
 
 async def _repaired(store: Store, database: Database) -> Trouble:

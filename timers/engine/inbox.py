@@ -101,7 +101,7 @@ class Inbox:
 
     async def _ready(self) -> bool:
         """Whether there are rows, and Redis can take them: nobody else may write while this pod has the database."""
-        found = await self._database.do(inbox.waiting, writes=False)
+        found = await self._database.do(inbox.waited_ms, writes=False) is not None
         if found:
             await self._pod.store.now_ms()
         return found

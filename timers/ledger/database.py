@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from timers.errors import ConfigurationError, LedgerUnavailable
 from timers.ledger.file import OpenFile
-from timers.ledger.inbox import set_notify
+from timers.ledger.inbox import set_notify, waited_ms
 from timers.ledger.schema import VERSION_TABLE
 from timers.logs import request_id
 from timers.setting_values import LEDGER_URL
@@ -198,6 +198,10 @@ class Database:
     async def ping(self) -> None:
         """Make sure that the database answers."""
         await self.do(lambda connection: connection.execute(select(1)))
+
+    async def inbox_seconds(self) -> float:
+        """How long the first row of the inbox has waited; 0 if there is none."""
+        return (await self.do(waited_ms, writes=False) or 0) / 1000
 
     async def state(self) -> SchemaState:
         """The state of the tables. Changes nothing."""

@@ -50,9 +50,12 @@ class Taken(NamedTuple):
         return f"{self.seq}.{self.at}"
 
 
-async def waiting(connection: AsyncConnection) -> bool:
-    """Whether there are rows."""
-    return (await connection.execute(_ANY)).first() is not None
+async def waited_ms(connection: AsyncConnection) -> int | None:
+    """How long the first row has waited, by the SQL server's clock; None if there is none."""
+    if (found := (await connection.execute(_FIRST)).first()) is None:
+        return None
+    at, now = found
+    return max(now - at, 0) if isinstance(at, int) else 0
 
 
 async def waits_for(connection: AsyncConnection, identities: Sequence[tuple[str, str]]) -> bool:
@@ -145,3 +148,4 @@ def _bytes(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
 
 _TAKE: Final = {"postgresql": _take(lambda column: column), "sqlite": _take(_bytes)}
 _ANY: Final = sa.select(inbox.c.seq).limit(1)
+_FIRST: Final = sa.select(inbox.c.at, now_ms()).order_by(inbox.c.seq).limit(1)
