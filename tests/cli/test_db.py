@@ -100,6 +100,16 @@ def test_tables_of_a_later_version_are_left_alone(bare: CommandLine, url: str) -
     assert bare("db", "upgrade").refusal() == f"timers: TIMERS_LEDGER_URL: the database cannot be used; {later}"
 
 
+def test_tables_whose_version_was_deleted_are_taken_as_they_are(filled: CommandLine, url: str) -> None:
+    execute(url, "DELETE FROM timers_schema")
+    execute(url, "DROP TABLE timers_effects")
+    assert filled("db", "status").code == 1
+    assert filled("db", "upgrade").err == "timers: the ledger's tables are of version 0001\n"
+    assert filled("db", "status").code == 0
+    assert filled("rebuild", "--dry-run", "-o", "json").json[0]["kept"] == 3
+    execute(url, "SELECT prefix FROM timers_effects")
+
+
 COMMANDS = (["db", "upgrade"], ["db", "status"], ["db", "refill"], ["rebuild"], ["rebuild", "--dry-run"])
 
 
