@@ -12,9 +12,10 @@ import pytest
 from tests import postgres
 from tests.api.conftest import done
 from tests.api.harness import running_api
+from tests.engine.fleet import until
 from tests.engine.own import OwnServer
 from tests.waiting import eventually
-from timers.ledger.database import Database
+from timers.ledger.database import CONNECTIONS, Database
 
 TIMER = {"prefix": "test", "delay": "1h"}
 
@@ -28,6 +29,9 @@ class Way:
         self.open = asyncio.Event()
         self.open.set()
         self._links = set[asyncio.Task[None]]()
+        self.opened = 0
+        self.held = 0
+        """How many connections were accepted, and how many pieces had to wait."""
 
     @property
     def url(self) -> str:
@@ -45,6 +49,7 @@ class Way:
         shutil.rmtree(self._folder)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.opened += 1
         back, on = await asyncio.open_unix_connection(Path(self._server, ".s.PGSQL.5432"))
         for way in (self._pass(reader, on), self._pass(back, writer)):
             link = asyncio.create_task(way)
@@ -53,6 +58,7 @@ class Way:
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError), closing(writer):
             while data := await reader.read(1 << 16):
+                self.held += not self.open.is_set()
                 await self.open.wait()
                 writer.write(data)
 
@@ -88,3 +94,37 @@ async def test_a_request_that_waits_for_the_ledger_is_told_so(own: OwnServer, wa
             return (await api.create("after")).status in (201, 409)
 
         await eventually(serves, "it serves again")
+
+
+@pytest.mark.parametrize("connected", [False, True])
+async def test_a_call_that_gets_no_answer_ends_and_the_next_one_works(
+    way: Way, connected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("timers.ledger.database.LONGEST_SECONDS", 0.2)
+    database = Database(way.url)
+    if connected:
+        await asyncio.gather(*(database.ping() for _ in range(CONNECTIONS)))
+    way.open.clear()
+    calls = [asyncio.create_task(database.ping()) for _ in range(CONNECTIONS)]
+    await until(lambda: all(call.done() for call in calls), "they end")
+    assert {str(call.exception()) for call in calls} == {"the ledger is not available: no answer for 0.2 s"}
+    way.open.set()
+    await database.ping()
+    await database.close()
+
+
+async def test_a_call_that_is_cancelled_does_not_ask_the_server_first(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("timers.ledger.database.END_SECONDS", 0.2)
+    database = Database(way.url)
+    await database.ping()
+    way.open.clear()
+    call = asyncio.create_task(database.ping())
+    await until(lambda: way.held > 0, "it waits")
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert way.opened == 1
+    way.open.set()
+    await database.ping()
+    await database.close()

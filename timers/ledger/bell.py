@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from timers.errors import LedgerUnavailable
-from timers.ledger.database import Database, translated
+from timers.ledger.database import LONGEST_SECONDS, Database, translated
 from timers.ledger.inbox import CHANNEL
 
 
@@ -63,7 +63,8 @@ async def _asyncpg(driver: Any, bell: Bell) -> AsyncIterator[None]:
     from asyncpg import InterfaceError, PostgresError  # noqa: PLC0415 (with SQLite nobody needs it)
 
     with translated(InterfaceError, PostgresError):
-        await driver.add_listener(CHANNEL, bell.ring)
+        async with asyncio.timeout(LONGEST_SECONDS):
+            await driver.add_listener(CHANNEL, bell.ring)
     driver.add_termination_listener(bell.lose)
     try:
         yield
@@ -76,7 +77,8 @@ async def _psycopg(driver: Any, bell: Bell) -> AsyncIterator[None]:
     from psycopg import Error  # noqa: PLC0415 (not every ledger has this driver)
 
     with translated(Error):
-        await driver.execute(f"LISTEN {CHANNEL}")
+        async with asyncio.timeout(LONGEST_SECONDS):
+            await driver.execute(f"LISTEN {CHANNEL}")
     hearing = asyncio.create_task(_hear(driver, bell))
     try:
         yield

@@ -1,6 +1,8 @@
 """Owns the connection to the ledger's database: how it is opened, its errors, and the state of its tables."""
 
 import asyncio
+import os
+import socket
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -36,8 +38,12 @@ BUSY_SECONDS: Final = 5.0
 SLOW_SECONDS: Final = 0.5
 """A database that is well has answered by then."""
 
+LONGEST_SECONDS: Final = 30.0
+"""How long a transaction may take. A connection that is dead without a sign would keep callers for a quarter of an
+hour."""
+
 END_SECONDS: Final = 1.0
-"""How long a transaction whose caller was cancelled may take to end."""
+"""How long a transaction may take to end whose caller was cancelled, or whose connection was cut."""
 
 CONNECTIONS: Final = 8
 """The most connections of one process. Callers at the same time share transactions."""
@@ -175,23 +181,29 @@ class Database:
             raise LedgerUnavailable(f"{_AWAY}: its file was removed or replaced; put it back, or {_UPGRADE}")
 
     async def do(self, work: Work[T], *, writes: bool = True) -> T:
-        """Do something in a transaction of its own. A caller that is cancelled waits a moment for it, because a
-        connection cannot be used again after a call that nobody waits for."""
-        doing = asyncio.create_task(self._do(work, writes))
+        """Do something in a transaction of its own. If it takes LONGEST_SECONDS, raises LedgerUnavailable, and it may
+        have been committed. A caller that is cancelled waits a moment for it, because a connection cannot be used again
+        after a call that nobody waits for."""
+        drivers = list[Any]()
+        doing = asyncio.create_task(self._do(work, writes, drivers))
         try:
-            return await asyncio.shield(doing)
+            if (await asyncio.wait({doing}, timeout=LONGEST_SECONDS))[0]:
+                return doing.result()
         except asyncio.CancelledError:
             await asyncio.wait({doing}, timeout=END_SECONDS)
-            doing.cancel()
-            await asyncio.gather(doing, return_exceptions=True)
+            await _end(doing, drivers)
             raise
+        await _end(doing, drivers)
+        raise LedgerUnavailable(f"{_AWAY}: no answer for {LONGEST_SECONDS:g} s")
 
-    async def _do(self, work: Work[T], writes: bool) -> T:
+    async def _do(self, work: Work[T], writes: bool, drivers: list[Any]) -> T:
         async with self.transaction(writes=writes) as connection:
+            if self.dialect == "postgresql":
+                drivers.append((await connection.get_raw_connection()).driver_connection)
             return await work(connection)
 
     async def run(self, call: Callable[[Connection], T]) -> T:
-        """Run a plain function in a transaction."""
+        """Run a plain function in a transaction, which may take any time."""
         async with self.transaction() as connection:
             return await connection.run_sync(call)
 
@@ -205,7 +217,7 @@ class Database:
 
     async def state(self) -> SchemaState:
         """The state of the tables. Changes nothing."""
-        found = await self.run(lambda c: MigrationContext.configure(c, opts=_OPTIONS).get_current_revision())
+        found = await self.do(lambda connection: connection.run_sync(_revision), writes=False)
         script = ScriptDirectory(str(_MIGRATIONS))
         newest = script.get_current_head() or ""
         known = found in {revision.revision for revision in script.walk_revisions()}
@@ -224,6 +236,24 @@ class Database:
             raise ConfigurationError(f"TIMERS_LEDGER_URL: the database cannot be used; {state.problem}")
         await self.run(_upgrade)
         await self.run(partial(set_notify, notify=notify))
+
+
+async def _end(doing: asyncio.Task[Any], drivers: list[Any]) -> None:
+    """End a transaction that gets no answer. A driver that is cancelled would first ask the server to stop, and wait
+    for that too, so its connection is cut."""
+    for driver in drivers if not doing.done() else ():
+        if hasattr(driver, "terminate"):  # asyncpg
+            driver.terminate()
+        else:  # psycopg
+            with socket.socket(fileno=os.dup(driver.fileno())) as way:
+                way.shutdown(socket.SHUT_RDWR)
+        await asyncio.wait({doing}, timeout=END_SECONDS)
+    doing.cancel()
+    await asyncio.gather(doing, return_exceptions=True)
+
+
+def _revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection, opts=_OPTIONS).get_current_revision()
 
 
 def _upgrade(connection: Connection) -> None:
