@@ -204,15 +204,16 @@ async def test_revoking_a_mistyped_key_closes_no_open_api(open_api: Api) -> None
     assert (await open_api.call("GET", "/v1/stats")).status == 200
 
 
-async def test_a_foreign_value_in_place_of_the_meta_closes_an_open_api_only_as_long_as_it_is_there(
+async def test_a_foreign_value_in_place_of_the_meta_is_named_and_asks_nobody_for_a_key(
     open_api: Api, redis: Redis
 ) -> None:
-    """Nobody can tell meanwhile whether a key was ever kept."""
+    """The second time it is known whether a key was ever kept."""
     await open_api.store.identity.join()
-    await redis.set("timers:meta", "foreign")
-    (await open_api.call("GET", "/v1/stats")).problem(401, "unauthorized")
-    await open_api.store.identity.check([])
-    assert (await open_api.call("GET", "/v1/stats")).status == 200
+    for _ in range(2):
+        await redis.set("timers:meta", "foreign")
+        assert "timers:meta" in (await open_api.call("GET", "/v1/stats")).problem(503, "redis-unavailable")["detail"]
+        await open_api.store.identity.check([])
+        assert (await open_api.call("GET", "/v1/stats")).status == 200
 
 
 async def test_an_api_stays_closed_over_a_flush(open_api: Api, server: EmbeddedServer, redis: Redis) -> None:

@@ -2,6 +2,9 @@
 
 from functools import partial
 
+from tests.api.conftest import done
+from tests.api.harness import running_api
+from tests.api.keyed import new_key
 from tests.engine.fleet import Calls, Fleet
 from tests.ledger.copies import agreed
 from tests.waiting import eventually
@@ -62,6 +65,30 @@ async def test_a_pod_that_starts_in_an_emptied_db_leaves_longer_prefixes_alone(
     await fleet.redis.flushall()
     pod = await fleet.pod(Calls(), name="b", ledger=database, beat_ms=3_600_000)
     assert pod.worker.peers.owner("note-special") == "note-special"
+
+
+async def test_a_key_that_was_lost_is_not_refused_until_it_is_restored(
+    fleet: Fleet, database: Database, ledger_url: str
+) -> None:
+    headers, key = new_key()
+    async with running_api(fleet.url, [done], ledger=ledger_url, keys_fresh_seconds=0.0) as api:
+        await Callers(api.store).keep(key.id, key.entry)
+        await fleet.client.create("note", "a", delay="1h")
+        await keep_facts(fleet.store, database)
+        statuses = [(await api.call("GET", "/v1/stats", headers=headers)).status]
+        await fleet.redis.flushall()
+        for call in (("GET", "/v1/stats"), ("PUT", "/v1/timers/test/b", {"delay": "1h"})):
+            (await api.call(*call, headers=headers)).problem(503, "redis-unavailable")
+        (await api.call("GET", "/v1/stats")).problem(401, "unauthorized")
+        await fleet.pod(Calls(), ledger=database)
+
+        async def serves() -> bool:
+            statuses.append((await api.call("GET", "/v1/stats", headers=headers)).status)
+            return statuses[-1] == 200
+
+        await eventually(serves, "the key is restored")
+        assert set(statuses) <= {200, 503}
+        (await api.call("GET", "/v1/stats", headers=new_key()[0])).problem(401, "unauthorized")
 
 
 async def test_what_was_taken_back_while_no_pod_kept_it_does_not_come_again(fleet: Fleet, database: Database) -> None:

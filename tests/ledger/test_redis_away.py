@@ -11,7 +11,7 @@ from tests.api.harness import running_api
 from tests.api.keyed import new_key
 from tests.engine.fleet import Calls, Fleet, Held
 from tests.engine.own import OwnServer
-from tests.ledger.copies import agreed, in_ledger, whole
+from tests.ledger.copies import agreed, in_ledger, say, whole
 from tests.waiting import eventually
 from timers.client import Armed, TimerClient, client_over, open_store
 from timers.client.fleet import Declared
@@ -73,6 +73,7 @@ async def test_the_api_takes_new_timers_for_as_long_as_redis_is_away(
 ) -> None:
     timer = {"prefix": "test", "delay": "1h"}
     async with running_api(own.url, [done], ledger=ledger_url, keys=keys, keys_fresh_seconds=-1.0) as api:
+        await say(api.store, 0, "whole 1")  # so there are no other keys
         before = await api.call("POST", "/v1/timers", {**timer, "id": "before"}, headers=HEADERS)
         assert (before.status, before.body["durability"]) == (201, "ledger")
         own.down()

@@ -173,7 +173,7 @@ class Auth:
         self._are_apart = callers.are_apart
         self._keys = CachedRead(self._read_keys, fresh_seconds)
         self._was_closed = CachedRead(callers.closed, 0.0)
-        self._kept = self._ever_kept = False
+        self._kept = self._ever_kept = self._lacks_keys = False
         self._signing_keys = credentials.keys_of(secrets)
         self.sessions = Sessions(callers)
         self._closed = api_keys is not None or bool(self._signing_keys)
@@ -222,8 +222,14 @@ class Auth:
         if caller is None and not self._goes_on(operation):
             caller = caller_in(await self._keys.get())  # the key may be newer than what was read last
         if caller is None:
+            self._require_all_keys()
             raise Unauthorized(f"the key is not known, or it was revoked; {_HOW}")
         return caller
+
+    def _require_all_keys(self) -> None:
+        """Raises Unavailable while an unknown key may be one that the ledger has and Redis has lost."""
+        if self._lacks_keys:
+            raise Unavailable("no pod has restored the API keys from the ledger yet", nothing_done=True)
 
     async def _reader(self, request: web.Request, operation: Operation) -> ApiKey:
         """The caller of a call that anybody may make, because a key that may read is told more. In any doubt, an
@@ -257,7 +263,10 @@ class Auth:
 
     async def owner_of(self, key: str) -> ApiKey | None:
         """The owner of this key, or None for any other text. Raises Unavailable."""
-        return with_secret(key.encode("utf-8", "replace"), await self._keys.get())
+        owner = with_secret(key.encode("utf-8", "replace"), await self._keys.get())
+        if owner is None:
+            self._require_all_keys()
+        return owner
 
     async def asks_for_keys(self) -> bool:
         """Whether callers need a key here. Raises Unavailable."""
@@ -283,7 +292,9 @@ class Auth:
         """The keys that are valid now: those in the settings and those in Redis, without the revoked ones. Raises
         Unavailable: without Redis nobody knows whether a key is revoked. While the db's own key is away, no first key
         can be kept."""
+        are_lost = self._has_ledger and await self._callers.are_lost()  # asked first: they come before it says no
         kept = await self._callers.entries()
+        self._lacks_keys = are_lost or (self._has_ledger and self._kept and not kept)
         configured = [key for key in self._configured if kept.get(key.id) != REVOKED]
         if self._kept and not kept:
             _log.error("the API keys are gone from Redis; the API stays closed", to_do="timers keys make")

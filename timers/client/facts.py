@@ -12,7 +12,7 @@ from timers.ledger import facts
 from timers.ledger.database import Database, Transacting
 from timers.store.callers import Callers
 from timers.store.copying import put_declaration, put_key, put_pause, read_declarations, read_pauses
-from timers.store.following import is_still, stages
+from timers.store.following import FIRST_SHARD, is_still, stages
 from timers.store.membership import Declaration
 from timers.store.store import Store
 
@@ -20,9 +20,6 @@ KEY: Final = "key"
 DECLARED: Final = "declared"
 PAUSED: Final = "paused"
 KINDS: Final = (KEY, DECLARED, PAUSED)
-
-FIRST_SHARD: Final = 0
-"""Whoever leads it keeps the facts."""
 
 
 async def keep_facts(store: Store, database: Database) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from timers.client.copies import give_back, restored, row_of
 from timers.client.drift import take_away
-from timers.client.facts import DECLARED, FIRST_SHARD, give_facts_back, keep_facts
+from timers.client.facts import DECLARED, give_facts_back, keep_facts
 from timers.client.lives import enter
 from timers.client.progress import Shares
 from timers.engine.peers import Peers
@@ -31,6 +31,7 @@ from timers.store.following import (
     BUCKETS,
     CHECK,
     COPY,
+    FIRST_SHARD,
     REBUILD,
     WHOLE,
     Note,

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, cycle, islice, product
 from typing import Any, Final
@@ -21,6 +21,7 @@ from redis.exceptions import ResponseError
 from timers.core.limits import Rate
 from timers.errors import Unavailable
 from timers.store import keys
+from timers.store.following import FIRST_SHARD, stages
 from timers.store.parts import is_spread
 from timers.store.scripts import Argument, grouped, reachable, read
 from timers.store.store import Arming, Reply, Store
@@ -30,7 +31,7 @@ REVOKED: Final = "revoked"
 """Replaces an entry. It stays, so that a key from the settings can be revoked as well."""
 
 
-async def _answer(asked: Awaitable[Any]) -> Any:
+async def _answer(asked: Awaitable[Any], key: str = keys.API_KEYS) -> Any:
     """The answer to a command. A foreign value in the place of one of these keys makes them unavailable: nobody may get
     in because the list of keys is gone."""
     try:
@@ -39,7 +40,7 @@ async def _answer(asked: Awaitable[Any]) -> Any:
     except ResponseError as error:
         if not str(error).startswith("WRONGTYPE"):
             raise
-        text = f"another program has written to {keys.API_KEYS} or a key beside it; `timers doctor` names it"
+        text = f"another program has written to {key} or a key beside it; `timers doctor` names it"
         raise Unavailable(text) from error
 
 
@@ -64,16 +65,18 @@ class Callers:
         return entries
 
     async def closed(self) -> bool:
-        """Whether a key was ever kept here, even if the keys themselves are gone. If that cannot be read, the API
-        counts as closed until it can."""
+        """Whether a key was ever kept here, even if the keys themselves are gone."""
         identity = self._store.identity
         if not identity.closed:
-            try:
-                with reachable():
-                    identity.closed = bool(await self._redis.hexists(keys.META, "closed"))
-            except ResponseError:
-                return True
+            identity.closed = bool(await _answer(self._redis.hexists(keys.META, "closed"), keys.META))
         return identity.closed
+
+    async def are_lost(self) -> bool:
+        """Whether Redis has lost its data, or is new, and nobody has given back yet what the ledger has of the keys.
+        False if that cannot be told."""
+        with suppress(Unavailable, ResponseError):
+            return (await stages(self._store, [FIRST_SHARD]))[FIRST_SHARD].is_new
+        return False
 
     async def keep(self, key_id: str, entry: str) -> None:
         """Keep a new key. From now on the API refuses callers without a key. Raises Moving."""

@@ -17,6 +17,9 @@ from timers.store.store import FOUNDING_TRIES, KEEPS_CHANGING, Store
 LEDGER: Final = "@ledger"
 """The field of a shard's `hooks` that makes scripts note changes. Its value is a Stage as text."""
 
+FIRST_SHARD: Final = 0
+"""Whoever leads it keeps what the ledger has besides timers. Its stage says whether that was given back."""
+
 BUCKETS: Final = 256
 PAGE: Final = 500
 """Records or notes in one call: a millisecond of the server's time."""
