@@ -69,7 +69,7 @@ class _Ranked(Peers):
         super().__init__(Membership(store), Member("a"))
         self.own_rank = 0
 
-    def rank(self, shard: int) -> int:
+    def rank(self, shard: int, *, adopting: bool = False) -> int:
         return self.own_rank
 
 

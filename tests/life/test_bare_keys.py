@@ -1,6 +1,7 @@
 """Bare keys and pods: adoption, changes by key and by API, deletion, and expiry while no pod is alive."""
 
 import asyncio
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,9 @@ from tests.waiting import eventually
 from timers.core.explain import attempts
 from timers.core.model import Status, Timer
 from timers.core.spec import TimerChange
+from timers.engine.peers import weight
 from timers.store.keys import expired_channel
+from timers.store.membership import ADOPT_EVERY
 from timers.store.servers.connections import Connections
 
 pytestmark = pytest.mark.every_server
@@ -295,3 +298,11 @@ class TestOff:
         await fleet.completed("armed")
         assert await fleet.store.get([("note", "long"), ("note", "short")]) == [None, None]
         assert "bare-expired" not in pod.worker.health().services
+
+    async def test_a_pod_that_is_switched_off_keeps_no_other_from_adopting(self, fleet: Fleet) -> None:
+        """Of all pods, it would lead."""
+        second, first = sorted(["a", "b"], key=lambda name: weight(zlib.crc32(name.encode()), 0))
+        await fleet.pod(Calls(), name=first, adopt_every_ms=None, settings={ADOPT_EVERY: "off"})
+        await fleet.pod(Calls(), name=second, adopt_every_ms=OFTEN_MS)
+        await fleet.redis.set("note:x", "1", px=HOUR_MS)
+        await adopted(fleet, "x")

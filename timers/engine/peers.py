@@ -151,10 +151,11 @@ class Peers:
     def _find_owner(self, prefix: str) -> str | None:
         return self._roster.owner(prefix)
 
-    def rank(self, shard: int) -> int:
-        """This pod's rank among the pods that may sweep the shard. Rank 0 usually does the touching."""
-        mine = weight(self._own_seed, shard)
-        return sum(weight(zlib.crc32(m.pod.encode()), shard) > mine for m in self._others if m.takes(shard))
+    def rank(self, shard: int, *, adopting: bool = False) -> int:
+        """This pod's rank among the pods that may sweep the shard. Rank 0 usually does the touching. `adopting` leaves
+        out those that do not look for bare keys."""
+        mine, others = weight(self._own_seed, shard), [m for m in self._others if m.adopts or not adopting]
+        return sum(weight(zlib.crc32(m.pod.encode()), shard) > mine for m in others if m.takes(shard))
 
     def led(self, shards: Iterable[int]) -> Iterator[int]:
         """Those of the shards for which this pod has rank 0, each asked when its turn comes."""

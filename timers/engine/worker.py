@@ -185,11 +185,12 @@ class Worker:
 
     def _build_bare(self) -> BareWatch:
         peers, pod = self.peers, self._pod
+        every_ms = pod.options.adopt_every_ms
         return BareWatch(
             BareKeys(pod.store),
-            leads=lambda: peers.rank(0) == 0,
+            leads=lambda: peers.rank(0, adopting=every_ms is not None) == 0,
             declared=lambda prefix: peers.owner(prefix) is not None,
-            every_ms=pod.options.adopt_every_ms,
+            every_ms=every_ms,
             mark=self.intake.mark,
             count=partial(pod.observer.count, "bare_keys"),
         )

@@ -35,6 +35,9 @@ DELIVERY_STATES: Final = get_args(Delivery)
 LIMITS: Final = "limits of "
 """Begins the name of the setting in which a pod tells the limits of a processor."""
 
+ADOPT_EVERY: Final = "TIMERS_ADOPT_EVERY"
+"""The name of the setting in which a pod tells how often it looks for bare keys."""
+
 VERSION: Final = "version"
 """The name of the setting in which a pod tells its version."""
 
@@ -76,6 +79,11 @@ class Member:
     def works(self) -> bool:
         """Whether it runs timers."""
         return "worker" in self.roles
+
+    @property
+    def adopts(self) -> bool:
+        """Whether it looks for bare keys."""
+        return self.settings.get(ADOPT_EVERY) != "off"
 
     @property
     def version(self) -> str | None:
