@@ -235,7 +235,7 @@ async def test_timers_that_keep_failing_are_an_alarm_with_their_error_until_they
 
     async with receiving() as receiver:
         given = settings(alarms=receiver.url)
-        times = {"alarm_gather_ms": 0, "alarm_over_ms": 0, "alarm_failing_ms": 0, "alarm_poll_ms": 20}
+        times = {"alarm_gather_ms": 0, "alarm_calm_ms": 0, "alarm_failing_ms": 0, "alarm_poll_ms": 20}
         calls = Calls(act=act, retry={"backoff": ["1h", "1h"]})
         await pod_of(fleet, given, calls, times=times)
         await fleet.client.create("note", "a", delay=0)
@@ -247,6 +247,28 @@ async def test_timers_that_keep_failing_are_an_alarm_with_their_error_until_they
     assert first["state"] == "began"
     assert "1 of note, the first since" in first["newest"][0]["note"]
     assert "ConnectionError: mail is down" in first["newest"][0]["note"]
+
+
+async def test_a_long_attempt_does_not_end_the_alarm_about_its_timer(fleet: Fleet) -> None:
+    release = asyncio.Event()
+
+    async def act(timer: Timer, _context: Context) -> None:
+        if timer.failures == 0:
+            raise ConnectionError("mail is down")
+        await release.wait()
+
+    async with receiving() as receiver:
+        times = {**LASTING, "alarm_over_ms": 0, "alarm_failing_ms": 0}
+        calls = Calls(act=act, retry={"backoff": ["1h", "1h"]})
+        pod = await pod_of(fleet, settings(alarms=receiver.url), calls, times=times)
+        await fleet.client.create("note", "a", delay=0)
+        await until(lambda: of(receiver.received, "retrying"), "it is told")
+        await fleet.client.fire("note", "a")
+        await until(lambda: len(calls) == 2, "it is tried again")
+        await pod.worker._hooks.check_alarms()
+        assert "retrying" in [alarm.kind for alarm in await alarms.active(fleet.store)]
+        release.set()
+        await fleet.completed("a")
 
 
 async def test_lost_data_is_an_alarm_until_somebody_knows(fleet: Fleet) -> None:

@@ -45,6 +45,9 @@ NEWEST: Final = 5
 COUNTED: Final[Mapping[str, str]] = {"f": "failed", "u": "unhandled"}
 """Alarms that count timers, by the letters of their events."""
 
+FAILURES: Final = (*COUNTED.values(), "retrying")
+"""Alarms that last for a while after what was seen last: a timer is not retrying while its attempt runs."""
+
 _log = get_logger("timers.hooks")
 
 
@@ -179,7 +182,7 @@ class Hooks:
         for kind in TEXTS:
             if kind in seen:
                 await alarms.note(store, kind, [{"note": note} for note in seen[kind][:NEWEST]])
-            calm_ms = options.alarm_calm_ms if kind in COUNTED.values() else options.alarm_over_ms
+            calm_ms = options.alarm_calm_ms if kind in FAILURES else options.alarm_over_ms
             gather_ms, again_ms = options.alarm_gather_ms, options.alarm_again_ms
             alarm = await alarms.poll(store, kind, gather_ms=gather_ms, again_ms=again_ms, calm_ms=calm_ms)
             if alarm is not None:
@@ -188,7 +191,7 @@ class Hooks:
     async def _send(self, alarm: Alarm, *, is_seen: bool) -> None:
         """Arm the message that is due. A state that is over before its first message gets no message, and a state that
         is still seen is not reported as over."""
-        if alarm.number == 0 and not is_seen and alarm.kind not in COUNTED.values():
+        if alarm.number == 0 and not is_seen and alarm.kind not in FAILURES:
             await alarms.sent(self._pod.store, alarm, "ended")
         elif alarm.what and not (is_seen and alarm.what == "ended"):
             await outbox.arm(self._pod.store, [self._message(alarm, target) for target in self._targets])

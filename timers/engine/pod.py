@@ -75,7 +75,7 @@ class WorkerOptions:
     An alarm sends messages first after `alarm_gather_ms`, then every `alarm_again_ms` while there is more. It is over
     `alarm_calm_ms` after the newest failure, or `alarm_over_ms` after the last poll that saw its state. A timer that
     may run and has waited for longer than `alarm_overdue_ms` is an alarm; taking over a dead pod's runs takes less
-    time. So is one that has failed for longer than `alarm_failing_ms` and is tried again."""
+    time. So is a failure: one that has failed for longer than `alarm_failing_ms` and is tried again."""
 
     pod: str
     concurrency: int
