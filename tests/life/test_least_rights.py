@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
+from structlog.testing import capture_logs
 
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.rights import as_user, grant, refused
@@ -130,3 +131,13 @@ async def test_without_scan_bare_keys_fire_by_their_event_and_all_else_works(fle
     await fleet.drain(pod)  # it tries repeatedly
     assert await refused(fleet.redis) == {"command scan"}
     await fleet.redis.acl_log_reset()
+
+
+async def test_a_pod_that_may_not_see_the_flags_says_so_only_if_no_event_arrives(fleet: Fleet) -> None:
+    with capture_logs() as logs:
+        pod = await fleet.pod(Calls(), canary_every_seconds=0.02)
+        await until(lambda: pod.worker.health().ready, "an event has arrived")
+        assert [log["event"] for log in logs if log["log_level"] == "warning"] == []
+        await fleet.redis.config_set(FLAGS, "")
+        await until(lambda: "notification flags unknown" in [log["event"] for log in logs], "it says so")
+    await fleet.redis.config_set(FLAGS, "Ex")

@@ -72,7 +72,8 @@ class Subscription:
         try:
             await self._check_flags()
             while await self._fails(subscription):
-                await self._check_flags()
+                if not await self._check_flags():
+                    _log.warning("notification flags unknown", said=self.flags)
                 # What has brought something since the last failure is only slow: it may hold more.
                 if not self._delivered and self._old is None:
                     self._old, self._gap_at = subscription, time.monotonic()
@@ -100,11 +101,11 @@ class Subscription:
         finally:
             failure.cancel()
 
-    async def _check_flags(self) -> None:
-        """A restarted server has forgotten a CONFIG SET, and somebody may have turned the flags off."""
+    async def _check_flags(self) -> bool:
+        """A restarted server has forgotten a CONFIG SET, and somebody may have turned the flags off. Returns whether
+        they are on for sure."""
         is_on, self.flags = await notifications.ensure_notifications(self._canary.part.node.commands)
-        if not is_on:
-            _log.warning("notification flags unknown", said=self.flags)
+        return is_on
 
     def _subscribed(self, at_ms: int) -> None:
         _log.info("subscribed; looking at all queues")
