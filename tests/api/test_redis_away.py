@@ -195,6 +195,31 @@ async def test_a_create_that_a_full_redis_refused_does_not_say_that_it_may_have_
     await server.stop()
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/timers", TIMER),
+        ("POST", "/v1/timers/batch", {"timers": [TIMER]}),
+        ("PATCH", "/v1/timers/test/before", {"delay": "2h"}),
+        ("DELETE", "/v1/timers/test/before?purge=true", None),
+        ("POST", "/v1/timers/actions", {"action": "cancel", "filter": {"prefix": "test"}}),
+    ],
+    ids=["create", "batch", "change", "purge", "action"],
+)
+async def test_a_redis_that_refuses_connections_got_nothing(tmp_path: Path, method: str, path: str, body: Any) -> None:
+    server = await start_server("redis", tmp_path)
+    async with running_api(server.url, [done], keys=KEY.entry) as api:
+        await api.call("PUT", "/v1/timers/test/before", {"delay": "1h"}, headers=HEADERS)
+        server.kill()
+
+        async def said() -> str:
+            reply = await api.call(method, path, body, headers=HEADERS)
+            detail: str = reply.problem(503, "redis-unavailable")["detail"]
+            return detail if "connecting to" in detail else ""  # the old connections are known to be gone
+
+        assert (await eventually(said, "the connection is refused")).endswith("; nothing was done")
+
+
 async def test_a_write_that_a_replica_refused_does_not_say_that_it_may_have_taken_effect(
     own_server: EmbeddedServer,
 ) -> None:

@@ -163,6 +163,9 @@ async def test_what_is_replaced_meanwhile_is_replaced_later(
     await client.create("note", "meanwhile", delay="48h", payload=5, if_exists="replace")
     with pytest.raises(Unavailable):  # it may have ended by now, and then again not
         await client.create("note", "runs", delay="1h", if_exists="replace")
+    with pytest.raises(Unavailable) as doubt:
+        await client.batch([NewTimer(prefix="note", id=i, delay="24h", if_exists="replace") for i in ("runs", "new")])
+    assert not doubt.value.nothing_done  # the new one is written, and will be armed
     await own.up()
 
     await eventually(partial(payloads_are, client, before=3, meanwhile=5), "all are replaced, and by the last")

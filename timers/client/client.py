@@ -283,7 +283,11 @@ class TimerClient(Timers):
     async def cancel(self, prefix: str, id: str, *, version: int | None = None, purge: bool = False) -> Timer:
         timer = await self._cancel(prefix, id, version, purge=purge)
         if purge:
-            await purge_calls(await self._open(), timer, await self._declared.calls())
+            try:
+                await purge_calls(await self._open(), timer, await self._declared.calls())
+            except Unavailable as error:
+                error.nothing_done = False
+                raise
         return timer
 
     async def _cancel(self, prefix: str, id: str, version: int | None, *, purge: bool) -> Timer:

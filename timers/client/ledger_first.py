@@ -92,6 +92,7 @@ class LedgerFirst:
             await self._database.do(partial(rows.take_back, made=wrong))
             raise
         except Unavailable as away:
+            away.nothing_done = away.nothing_done and not written
             if quota is not None:
                 raise
             return await self._unarmed(sent, written, away)

@@ -35,7 +35,7 @@ async def _answer(asked: Awaitable[Any], key: str = keys.API_KEYS) -> Any:
     """The answer to a command. A foreign value in the place of one of these keys makes them unavailable: nobody may get
     in because the list of keys is gone."""
     try:
-        with reachable():
+        with reachable(alone=True):
             return await asked
     except ResponseError as error:
         if not str(error).startswith("WRONGTYPE"):

@@ -26,7 +26,7 @@ from redis.exceptions import (
 )
 
 from timers.errors import ConfigurationError, Full, Moving, RedisRights, TimersError, Unavailable
-from timers.store.servers.connections import A_SENTINEL, ONE_NODE, Scripts
+from timers.store.servers.connections import A_SENTINEL, ONE_NODE, NotSent, Scripts
 from timers.store.servers.durability import Writer, Written
 
 Argument = str | int | bytes
@@ -110,7 +110,7 @@ def digest(name: str) -> str:
 
 class reachable:  # noqa: N801 (it reads as a word after `with`)
     """Turn the errors of a server that is away, loading, full or read-only into Unavailable, and what its user may not
-    do into RedisRights. If the command was sent `alone`, the server's refusal proves that nothing was done.
+    do into RedisRights. If a command is `alone`, nothing was done if the server refuses it or is not reached.
 
     Also raises a cancellation that got lost meanwhile: before Python 3.12 `asyncio.wait_for`, which redis-py sends
     through, drops a cancellation that comes just as its wait ends. The caller would continue as if nothing had
@@ -140,7 +140,7 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
     if isinstance(error, OutOfMemoryError):
         return Full(FULL, nothing_done=alone)
     if isinstance(error, ConnectionError | TimeoutError | BusyLoadingError | ReadOnlyError | OSError):
-        refused = alone and isinstance(error, BusyLoadingError | ReadOnlyError)
+        refused = alone and isinstance(error, BusyLoadingError | ReadOnlyError | NotSent)
         said = str(error) or "it did not answer in time"
         return Unavailable(f"Redis is not available: {said}", nothing_done=refused)
     if isinstance(error, MovedError):  # over connections to a cluster it never comes so far
@@ -228,7 +228,7 @@ def grouped(flat: Sequence[Any], size: int) -> Iterator[tuple[Any, ...]]:
 async def read(redis: Redis, ask: Callable[[Any], object], *empty: object) -> list[Any]:
     """The answers to what `ask` puts into a pipeline. A key with a foreign value of another type counts as missing;
     `empty` is what each command in turn answers then."""
-    with reachable():
+    with reachable(alone=True):
         async with redis.pipeline(transaction=False) as asked:
             ask(asked)
             answers = await asked.execute(raise_on_error=False)

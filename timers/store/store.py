@@ -156,7 +156,7 @@ class Store:
     async def now_ms(self) -> int:
         """Ask the server for its time."""
         sent = time.monotonic()
-        with scripts.reachable():
+        with scripts.reachable(alone=True):
             seconds, micros = await self.connections.commands.time()
         self.clock.observe(server_ms := seconds * 1000 + micros // 1000, sent, time.monotonic())
         return server_ms

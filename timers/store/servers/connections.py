@@ -334,10 +334,23 @@ def make_pool(
     return pool
 
 
+class NotSent(ConnectionError):
+    """No connection could be opened for a command, so the server never got it."""
+
+
 class _Improved(AbstractConnection):
-    """redis-py's connection, but it stops when it is cancelled. redis-py sends through `asyncio.wait_for`, which makes
-    a task of every send and, before Python 3.12, swallows a cancellation that comes as the send ends. A drain once hung
-    that way."""
+    """redis-py's connection, but it says if it cannot be opened, and stops when it is cancelled. redis-py sends through
+    `asyncio.wait_for`, which makes a task of every send and, before Python 3.12, swallows a cancellation that comes as
+    the send ends. A drain once hung that way."""
+
+    async def connect(self) -> None:
+        """As redis-py's. Raises NotSent instead of a ConnectionError that is none of a narrower kind."""
+        try:
+            await super().connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+        except ConnectionError as error:
+            if type(error) is ConnectionError:
+                raise NotSent(str(error)) from error
+            raise
 
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
         """As redis-py's, under the same time limit."""
