@@ -303,4 +303,7 @@ async def test_a_timer_of_a_paused_prefix_came_back_before_its_pause(
 async def test_without_a_ledger_its_durability_is_refused(fleet: Fleet) -> None:
     with pytest.raises(InvalidInput, match="durability: 'ledger' is not accepted; expected fast"):
         await fleet.client.create("note", "a", delay="24h", durability="ledger")
-    assert (await fleet.client.create("note", "a", delay="24h", durability="fast")).durability == ""
+    for asked in (None, "fast"):
+        for if_exists in ("keep", "replace"):
+            made = await fleet.client.create("note", asked or "b", delay="24h", durability=asked, if_exists=if_exists)
+            assert made.to_json().get("durability") == asked

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack
 
 from timers.client.actions import Act, BulkAction, Counts, Stop, begun, carry_out, purge_calls
 from timers.client.durable import refusal_of
@@ -81,6 +81,8 @@ class TimerClient(Timers):
     _by: str | None = None
     _quota: Quota | None = None
     _ledger: "LedgerFirst | None" = None
+    _durability: Durability | Literal[""]
+    """Of timers that ask for none; empty: `fast`, without saying so."""
     _visible: Visible | None = None
     _lives: Mapping[int, str] = MappingProxyType({})
 
@@ -139,7 +141,7 @@ class TimerClient(Timers):
         """A client for code that writes to the ledger itself."""
         client = copy(self)
         client._database = client._ledger = None
-        client._durability = "fast"
+        client._durability = ""
         if self._store is not None:
             client._use(self._store)
         return client
@@ -165,7 +167,7 @@ class TimerClient(Timers):
             self._ledger = LedgerFirst(store, self._quotas, self._database)
             arm, together = self._ledger.arm, _TRANSACTION_LIMIT
         elif self._durability == "ledger":
-            self._durability = "fast"
+            self._durability = ""
         self._group_commit = GroupCommit(store, arm, together)
         return store
 
@@ -214,8 +216,8 @@ class TimerClient(Timers):
         if refused is not None:
             raise refused
         arming = plan(new, store.clock.now_ms(), traceparent, self._by, self._durability)
-        if arming.durability != "fast":
-            lacks = await self._lacks(arming.durability, store.shard_of(arming.prefix, arming.id))
+        if (level := arming.durability or "fast") != "fast":
+            lacks = await self._lacks(level, store.shard_of(arming.prefix, arming.id))
             if lacks is not None:
                 raise lacks
         return armed(await self._group_commit.arm(arming, self._quota), arming, self._quota)
@@ -258,7 +260,8 @@ class TimerClient(Timers):
             refused = self._declared.refusals_without_redis(prefixes, await self._ledger.declared())
 
         def asked(p: Arming) -> tuple[Durability, int]:
-            return p.durability, 0 if p.durability == "fast" else store.shard_of(p.prefix, p.id)
+            level = p.durability or "fast"
+            return level, 0 if level == "fast" else store.shard_of(p.prefix, p.id)
 
         levels = {asked(p) for p in planned if isinstance(p, Arming)}
         lacks = {level: error for level in levels if (error := await self._lacks(*level))}

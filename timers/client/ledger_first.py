@@ -28,7 +28,6 @@ from timers.store.callers import Quota, Quotas
 from timers.store.following import stages
 from timers.store.store import FOUNDING_TRIES, Arming, Identity, Reply, Store
 
-FAST: Final[Durability] = "fast"
 LEDGER: Final[Durability] = "ledger"
 
 
@@ -50,10 +49,8 @@ class LedgerFirst:
     async def arm(self, armings: Sequence[Arming], quota: Quota | None = None) -> list[Reply]:
         """As `Quotas.arm`; first in the ledger, if that is their durability. While Redis is away new timers are armed
         later, which their `armed` says, and the ledger decides what exists."""
-        level = armings[0].durability if armings else FAST
-        if level != LEDGER:
-            replies = await self._arm_in_redis(armings, quota)
-            return [reply.with_durability(FAST) for reply in replies] if level == FAST else replies
+        if not armings or armings[0].durability != LEDGER:
+            return await self._arm_in_redis(armings, quota)
         answers, lost = dict[int, Reply](), list(range(len(armings)))
         for _ in range(FOUNDING_TRIES):
             # What Redis loses between the two steps is given back in the next round, and then Redis decides.

@@ -3,7 +3,7 @@ the timer that is there now, or the error that says why not. Pure: it never read
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, Literal, ParamSpec, TypeVar
 
 from timers.core.calls import Armed, NewTimerFields
 from timers.core.decide import first_slot, start
@@ -40,7 +40,7 @@ def plan(
     now_ms: float,
     traceparent: str | None = None,
     by: str | None = None,
-    durability: Durability = "fast",
+    durability: Durability | Literal[""] = "",
 ) -> Arming:
     """Plan a new timer's due time and first progress. The trace, and who arms it, are kept with the spec. `durability`
     is that of a timer that asks for none. Raises InvalidInput."""

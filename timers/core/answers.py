@@ -58,8 +58,8 @@ class TimerAnswer(TypedDict):
     """A timer as it was when it was read. `version` is its ETag. `token` only grows, over the whole life of a prefix
     and id. `history` is newest first; its last entry is the creation, or says how many older ones were dropped.
     `result` is what the newest run that completed returned, null if nothing. The answer to a create that
-    armed it has the `durability` that was reached in time, if another than `fast` was asked for or the service has a
-    ledger; and `armed` false while only the ledger has the timer."""
+    armed it has the `durability` that was reached in time, if one was asked for or the service has a ledger; and
+    `armed` false while only the ledger has the timer."""
 
     prefix: Prefix
     id: Id

@@ -42,7 +42,7 @@ Queue = tuple[int, str]
 class Arming(NamedTuple):
     """One timer to arm. `due` is `@<epoch ms>` or `+<ms from now>`, counted by the server. `created_ms` is not 0 if
     the ledger has it already, with that creation; `known` if the ledger has another of that name. With a `life` it is
-    only armed in that one of its shard."""
+    only armed in that one of its shard. An empty `durability` is `fast`, but nobody wants to hear of it."""
 
     prefix: str
     id: str
@@ -52,7 +52,7 @@ class Arming(NamedTuple):
     if_exists: str = "error"
     cause: str = "replaced"
     created_ms: int = 0
-    durability: Durability = "fast"
+    durability: Durability | Literal[""] = ""
     known: bool = False
     life: str = ""
 
@@ -65,7 +65,7 @@ class Reply(NamedTuple):
     timer: Timer | None
     refused: RedisRights | NewerFormat | None = None
 
-    def with_durability(self, reached: Durability) -> "Reply":
+    def with_durability(self, reached: Durability | Literal[""]) -> "Reply":
         """Says of a timer that was armed how durable it is."""
         if self.timer is None or self.timer.durability == reached or self.code not in ("created", "replaced"):
             return self
@@ -166,7 +166,7 @@ class Store:
         kept, exists, running, locked, newer, rights; lost, if it is `known` and Redis may have just lost it, and in
         another `life`; full, once `room` for timers that are not scheduled already is used up. Those that wait for disk
         or replicas say whether that was reached."""
-        lines, level = list(map(_arming, armings)), armings[0].durability if armings else "fast"
+        lines, level = list(map(_arming, armings)), (armings[0].durability if armings else "") or "fast"
         if len(armings) == 1 and room is None and level not in WAITS and self.identity.epoch:  # in half the CPU
             arguments = (self.identity.stamp, self.identity.writes, edit_lock_ms, "", lines[0])
             answer = await self.run("arm", self.shard_of(*armings[0][:2]), arguments)
@@ -451,12 +451,11 @@ class Store:
     def _armed(self, arming: Arming, code: bytes, words: bytes) -> Reply:
         """For a new timer the script returns only the due time and the creation; everything else is known."""
         if code != b"created":
-            return self._answer(arming.prefix, arming.id, code, words)
+            return self._answer(arming.prefix, arming.id, code, words).with_durability(arming.durability)
         due, _, created = words.partition(b" ")
         prefix, timer_id, _, spec, progress = arming[:5]
-        reached: Durability | Literal[""] = arming.durability if arming.created_ms else ""
         timer = codec.new_record(
-            prefix, timer_id, int(due), int(created), spec=spec, progress=progress, durability=reached
+            prefix, timer_id, int(due), int(created), spec=spec, progress=progress, durability=arming.durability
         )
         return Reply("created", timer)
 
