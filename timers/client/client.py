@@ -23,6 +23,7 @@ from timers.client.fleet import (
 from timers.client.group_commit import ArmAll, GroupCommit
 from timers.client.opening import open_ledger, recall_shards
 from timers.client.planning import (
+    Reason,
     Results,
     Wish,
     accepted,
@@ -233,8 +234,8 @@ class TimerClient(Timers):
     async def batch(self, news: Iterable[Wish], *, traceparent: str | None = None) -> Results:
         """Arm up to 1,000 timers, each given as a NewTimer or by its fields. Returns a result for each, in order; an
         error given in place of a timer is its result.
-        Raises Unavailable for the whole batch; timers armed before stay, so repeat it with ids and `if_exists:
-        keep`."""
+        Raises Unavailable for the whole batch, unless the ledger has some of it; timers armed before stay, so repeat it
+        with ids and `if_exists: keep`."""
         news = news if isinstance(news, Sequence) else list(news)
         if len(news) > BATCH_LIMIT:
             raise InvalidInput.of("timers", f"{len(news)} timers", f"at most {BATCH_LIMIT}")
@@ -271,7 +272,12 @@ class TimerClient(Timers):
             ]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
         answers = iter(await self._group_commit.arm_each(armings, self._quota))
-        return [tried(armed, next(answers), p, self._quota) if isinstance(p, Arming) else p for p in planned]
+
+        def result(p: Arming) -> Armed | Reason:
+            answer = next(answers)
+            return tried(armed, answer, p, self._quota) if answer.refused is None else answer.refused
+
+        return [result(p) if isinstance(p, Arming) else p for p in planned]
 
     async def get(self, prefix: str, id: str) -> Timer:
         store = await self._open()

@@ -58,7 +58,7 @@ class GroupCommit:
 
     async def arm_each(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
         """As `arm_all`, for timers of any durability, of which some may have the same identity: these are armed in
-        order."""
+        order. Once some are armed, an error of the others is theirs alone: `refused` of their replies."""
         steps = _steps(armings)
         if len(steps) < 2:
             return await self.arm_all(armings, quota)
@@ -67,8 +67,9 @@ class GroupCommit:
             try:
                 some = await self.arm_all([armings[place] for place in places], quota)
             except Unavailable as error:
-                error.nothing_done = error.nothing_done and not replies
-                raise
+                if not replies:
+                    raise
+                some = [Reply("away", None, error)] * len(places)
             replies.update(zip(places, some, strict=True))
         return [replies[place] for place in range(len(armings))]
 

@@ -100,7 +100,7 @@ def changed_progress(current: Timer, change: TimerChange, due_ms: int | None) ->
     return replace(moved, slot_ms=started.slot_ms, anchor_ms=started.anchor_ms, step=0)
 
 
-Reason = InvalidInput | TooManyPending | Refused | RedisRights | NewerFormat
+Reason = InvalidInput | TooManyPending | Refused | Unavailable
 REASONS: Final = (InvalidInput, TooManyPending, Refused, RedisRights, NewerFormat)
 """Why one timer of several may be refused. Every other error ends the whole call."""
 

@@ -12,7 +12,7 @@ from timers.core.decide import Transition
 from timers.core.fields import encode
 from timers.core.model import NO_PROGRESS, Lease, Progress, Timer
 from timers.core.shapes import Durability
-from timers.errors import NewerFormat, RedisRights, Unavailable
+from timers.errors import RedisRights, Unavailable
 from timers.store import codec, keys, scripts
 from timers.store.identity import DbIdentity, is_newer
 from timers.store.parts import is_spread
@@ -59,11 +59,12 @@ class Arming(NamedTuple):
 
 class Reply(NamedTuple):
     """A script's code for one timer, and the timer that is there now (None if there is none). With the codes `rights`
-    and `newer` the error that says what the Redis user may not do, or which format the record has."""
+    and `newer` the error that says what the Redis user may not do, or which format the record has; with `away` the one
+    that kept it from being armed."""
 
     code: str
     timer: Timer | None
-    refused: RedisRights | NewerFormat | None = None
+    refused: Unavailable | None = None
 
     def with_durability(self, reached: Durability | Literal[""]) -> "Reply":
         """Says of a timer that was armed how durable it is."""
