@@ -213,7 +213,9 @@ async def fail_a_call(store: Store) -> None:
 
 
 async def leave_alone(store: Store) -> None:
-    """Let a timer wait without any worker."""
+    """Let a timer and a bare key wait without any worker."""
+    await declare(store, "note")
+    await store.connections.commands.set("note:bare", "1", px=3_600_000)
 
 
 async def strand_a_call(store: Store) -> None:

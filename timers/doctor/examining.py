@@ -60,13 +60,7 @@ async def examine(
     shows how far it is. `acknowledge` ends the warnings of lost data; `wait_seconds` is how long an event may take.
     Raises Unavailable if the server does not answer at all. The `ledger` is checked too, if there is one."""
     roster = await _roster(store)
-    checks = await check_server(
-        store,
-        fix=fix,
-        wait_seconds=wait_seconds,
-        prefixes=roster.declared,
-        served=lambda prefix: bool(roster.serving(prefix)),
-    )
+    checks = await check_server(store, fix=fix, wait_seconds=wait_seconds, prefixes=roster.declared)
     try:
         checks.append(await durability_check(store, roster.members, has_ledger=ledger is not None))
         checks.append(await _data(store, acknowledge=acknowledge))

@@ -9,13 +9,14 @@ import secrets
 import shlex
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 from redis.exceptions import AskError, ResponseError, TryAgainError
 
+from timers.core.fields import owner
 from timers.core.shapes import RESERVED_PREFIX
 from timers.doctor.checks import Check, configured, judge, judged, on_nodes, server_facts
 from timers.doctor.failover import check_failover
@@ -70,12 +71,9 @@ Refusal = ResponseError
 """The server refuses a command: the user may not use it, or another program's value of another type is in the way."""
 
 
-async def check_server(
-    store: Store, *, fix: bool, wait_seconds: float, prefixes: Iterable[str], served: Callable[[str], bool]
-) -> list[Check]:
-    """Every check of the server, in order. `fix` turns missing notification flags on; `prefixes` are the declared ones;
-    `served` tells whether a bare key of a prefix may be a client's timer. Raises Unavailable if the server does not
-    answer at all."""
+async def check_server(store: Store, *, fix: bool, wait_seconds: float, prefixes: Iterable[str]) -> list[Check]:
+    """Every check of the server, in order. `fix` turns missing notification flags on; `prefixes` are the declared ones.
+    Raises Unavailable if the server does not answer at all."""
     if fix:
         for server in store.connections.nodes:
             with suppress(Unavailable):  # the checks say so
@@ -101,7 +99,7 @@ async def check_server(
         *await on_nodes(store, partial(_judged, is_whole=is_whole)),
         *await on_nodes(store, granted),
         heard,
-        await _tried("foreign", foreign_keys(store, served)),
+        await _tried("foreign", foreign_keys(store, wanted)),
         *await on_nodes(store, timed),
         *[check async for check in check_failover(store, config, fix=fix)],
     ]
@@ -288,14 +286,14 @@ async def _delivery_of(store: Store, part: Part, wait_seconds: float) -> Check:
     return Check("delivery", "ok", f"the event of a test key arrived{where} {max(0, late_ms):.0f} ms after it was due")
 
 
-async def foreign_keys(store: Store, served: Callable[[str], bool]) -> Check:
-    """Whether the db has keys of other programs."""
+async def foreign_keys(store: Store, prefixes: Collection[str]) -> Check:
+    """Whether the db has keys of other programs. One that begins with a declared prefix may be a client's timer."""
     found, seen = list[str](), 0
     try:
         with reachable():
             async for key in store.connections.commands.scan_iter(count=1000):
                 seen += 1
-                if _is_foreign(key, served):
+                if _is_foreign(key, prefixes):
                     found.append(key.decode(errors="replace"))
                 if seen >= SCAN_LIMIT:
                     break
@@ -309,16 +307,16 @@ async def foreign_keys(store: Store, served: Callable[[str], bool]) -> Check:
         return Check("foreign", "warn", said, means, repair)
     shown = ", ".join(repr(key[:60]) for key in found[:3])
     said = f"{len(found)} of {seen} keys do not belong to the service, such as {shown}"
-    means = "whoever flushes, evicts or overwrites them reaches the timers too; a bare key waits for its pods"
+    means = "whoever flushes, evicts or overwrites them reaches the timers too"
     repair = "give the service its own db number at the end of TIMERS_REDIS_URL"
     return judged("foreign", f"the db has no foreign keys ({seen} checked)", (bool(found), "warn", said, means, repair))
 
 
-def _is_foreign(key: bytes, served: Callable[[str], bool]) -> bool:
+def _is_foreign(key: bytes, prefixes: Collection[str]) -> bool:
     if key.startswith(b"timers:") or _TRIGGER.fullmatch(key):
         return b":displaced:" in key
     bare = keys.BARE.fullmatch(key)
-    return bare is None or not served(bare[1].decode())
+    return bare is None or owner(bare[1].decode(), prefixes) is None
 
 
 async def latency(store: Store) -> Check:
