@@ -145,3 +145,9 @@ def test_purge_of_one_timer_removes_its_record(timers: CommandLine) -> None:
 )
 def test_wrong_usage_names_what_is_wrong(timers: CommandLine, arguments: tuple[str, ...], named: str) -> None:
     assert named in timers(*arguments).refusal(2)
+
+
+def test_a_wrong_prefix_is_named_as_it_was_typed(timers: CommandLine) -> None:
+    for typed in (("--prefix", "a b"), ("--prefix=a b",)):
+        assert timers("ls", *typed).refusal(2).startswith("timers: --prefix: 'a b' is not accepted")
+    assert timers("get", "a b", "x").refusal(2).startswith("timers: PREFIX: 'a b' is not accepted")

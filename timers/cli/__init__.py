@@ -73,7 +73,8 @@ _OPTIONS: Final = {
     "prefixes": "--prefix",
     "rights": "--right",
 }
-"""The names of fields on the command line. Any other field `like_this` is the option `--like-this`."""
+"""The names of fields on the command line. Any other field `like_this` is the option `--like-this`, and so is one that
+was typed so."""
 
 _TRACING: Final = "opentelemetry"
 """What redis-py imports if it is installed, for metrics that it keeps only if a program asks: an eighth of the time of
@@ -168,7 +169,8 @@ def main() -> None:
 def _as_option(error: FieldError) -> FieldError:
     field, dot, rest = error.field.removeprefix("filter.").partition(".")
     option = f"--{field.replace('_', '-')}" if field.isidentifier() and field.islower() else field
-    return FieldError(_OPTIONS.get(field, option) + dot + rest, error.value, error.accepted)
+    is_typed = option in (word.partition("=")[0] for word in sys.argv)
+    return FieldError((option if is_typed else _OPTIONS.get(field, option)) + dot + rest, error.value, error.accepted)
 
 
 def _fail(reason: str, code: int) -> NoReturn:
