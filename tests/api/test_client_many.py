@@ -238,10 +238,11 @@ async def test_prefixes_show_who_serves_them_and_which_are_paused(client: TimerC
     assert await client.resume("test-long")
 
 
-async def test_changes_are_heard_from_the_opening_on(client: TimerClient, redis: Redis) -> None:
+@pytest.mark.parametrize("prefix", ["test", "te*"])
+async def test_changes_are_heard_from_the_opening_on(client: TimerClient, redis: Redis, prefix: str) -> None:
     heard: list[object] = []
     async with asyncio.timeout(DEADLINE_SECONDS):
-        async for event in client.events("test"):
+        async for event in client.events(prefix):
             heard.append(event)
             if event == OPEN:
                 await client.create("other", "x", delay="1h")

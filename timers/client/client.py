@@ -504,10 +504,10 @@ class TimerClient(Timers):
         return changed
 
     async def events(self, prefix: str | None = None) -> AsyncIterator[Event]:
-        """The timers' changes from now on, of one prefix or of all but the service's own, and word of changes that were
-        missed. Ends when the client is closed."""
-        wanted = None if prefix is None else check_prefix(prefix)
-        wants = None if wanted is None else lambda change: change.prefix == wanted
+        """The timers' changes from now on, and word of changes that were missed; `prefix` as in a filter. Ends when the
+        client is closed."""
+        covers = Filter.parse({"prefix": prefix}).covering()
+        wants = None if prefix is None else lambda change: covers(change.prefix)
         async for event in (await feed_of(self)).events(wants):
             yield event
 
