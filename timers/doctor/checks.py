@@ -247,7 +247,7 @@ def _clients(info: Facts) -> Check:
     )
 
 
-_AWAY: Final = "the timers of its shards wait, and lists, totals and quotas with them"
+SHARDS_WAIT: Final = "the timers of its shards wait, and lists, totals and quotas with them"
 
 Examine = Callable[[Store], Awaitable[Sequence[Check]]]
 """Checks one server, given as a store that reaches no other."""
@@ -272,7 +272,7 @@ async def _examined(node: Connections, examine: Examine) -> Sequence[Check]:
         return await examine(Store(node))
     except Unavailable as error:
         repair = "start it, or let a replica take over: `redis-cli CLUSTER FAILOVER TAKEOVER` on that"
-        return [Check("server", "fail", str(error), _AWAY, repair)]
+        return [Check("server", "fail", str(error), SHARDS_WAIT, repair)]
 
 
 def _together(checks: Sequence[Check]) -> Sequence[Check]:

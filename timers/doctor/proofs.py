@@ -18,7 +18,7 @@ from redis.exceptions import AskError, ResponseError, TryAgainError
 
 from timers.core.fields import owner
 from timers.core.shapes import RESERVED_PREFIX
-from timers.doctor.checks import Check, configured, judge, judged, on_nodes, server_facts
+from timers.doctor.checks import SHARDS_WAIT, Check, configured, judge, judged, on_nodes, server_facts
 from timers.doctor.failover import check_failover
 from timers.errors import RedisRights, Unavailable
 from timers.store import keys
@@ -34,6 +34,7 @@ from timers.store.notifications import (
 )
 from timers.store.parts import Part, current_parts, is_spread
 from timers.store.scripts import reachable, read
+from timers.store.servers.slots import AWAY
 from timers.store.store import Store
 
 SCAN_LIMIT: Final = 100_000
@@ -95,7 +96,7 @@ async def check_server(store: Store, *, fix: bool, wait_seconds: float, prefixes
 
     # Over connections to a cluster, each primary is one of several masters.
     is_whole = len(store.connections.nodes) > 1
-    return [
+    checks = [
         *await on_nodes(store, partial(_judged, is_whole=is_whole)),
         *await on_nodes(store, granted),
         heard,
@@ -103,6 +104,7 @@ async def check_server(store: Store, *, fix: bool, wait_seconds: float, prefixes
         *await on_nodes(store, timed),
         *[check async for check in check_failover(store, config, fix=fix)],
     ]
+    return [*dict.fromkeys(checks)]  # a node that is away is found twice
 
 
 async def _judged(store: Store, *, is_whole: bool) -> list[Check]:
@@ -124,11 +126,13 @@ async def _tried(name: str, checking: Awaitable[Check]) -> Check:
 
 
 def unfinished(name: str, said: str, means: str, repair: str, error: Exception) -> Check:
-    """What is found where an error ended a check. A hash slot that is being moved is no fault."""
+    """What is found where an error ended a check. A server that is away may have only a part of a db, and a hash slot
+    that is being moved is no fault."""
     if isinstance(error.__cause__, AskError | TryAgainError):
-        means = "the timers of its shards wait until it has moved"
-        again = "run the doctor again then; redis-cli --cluster fix HOST:PORT finishes a move that was broken off"
-        return Check(name, "warn", f"not all was checked: {error}", means, again)
+        again = "run the doctor again; redis-cli --cluster fix HOST:PORT finishes a move that was broken off"
+        return Check(name, "warn", f"not checked: {error}", SHARDS_WAIT, again)
+    if isinstance(error.__cause__, AWAY):
+        return Check(name, "fail", f"not checked: {error}", SHARDS_WAIT, "see the other findings")
     return Check(name, "fail", said, means, repair)
 
 

@@ -46,7 +46,8 @@ _NO_CLUSTER: Final = ("cluster support disabled", "unknown command")
 _UNKNOWN: Final = "?"
 """What nodes say in place of a host that they do not know. In a URL it would end the part with the host, and what
 follows would go to this machine, with the password."""
-_AWAY: Final = (ConnectionError, TimeoutError, OSError)
+AWAY: Final = (ConnectionError, TimeoutError, OSError)
+"""Errors of a server that does not answer."""
 
 
 @lru_cache(maxsize=10_000)
@@ -122,7 +123,7 @@ class Slots:
                 self.moved(error, node)
             except (AskError, TryAgainError):
                 pass
-            except (*_AWAY, ClusterDownError):
+            except (*AWAY, ClusterDownError):
                 self.doubt()
                 raise
             await asyncio.sleep(pause)
@@ -222,7 +223,7 @@ class Slots:
                     address, error = asked.pop(each), each.exception()
                     if error is None:
                         said = address, each.result()
-                    elif isinstance(error, _AWAY):
+                    elif isinstance(error, AWAY):
                         trouble = error
                     else:
                         raise error
