@@ -255,6 +255,16 @@ async def test_a_full_redis_comes_first(visitor: Visitor, redis: Redis) -> None:
     assert found[0] == (f"{FULL}.", "/ui/server")
 
 
+async def test_a_service_that_is_moved_is_not_well(visitor: Visitor) -> None:
+    identity = visitor.api.store.identity
+    await identity.make()
+    await identity.move("leaving", "move", "redis://there:1/0")
+    found = troubles((await visitor.get("/")).text)
+    await identity.stay(armed=False)
+    said = "the service is being moved to redis://there:1/0; repeat the call in a while"
+    assert found[0] == (f"Nothing is armed or started here: {said}.", "/ui/server")
+
+
 async def test_an_empty_service_shows_how_to_arm_the_first_timer_instead_of_charts(visitor: Visitor) -> None:
     base = visitor.api.server.url
     text = (await visitor.get("/")).text

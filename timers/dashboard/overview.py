@@ -20,9 +20,11 @@ from timers.core.model import Status
 from timers.dashboard.render import Chart, bars, clock_of, lines
 from timers.dashboard.site import Parts, show
 from timers.doctor.checks import any_full
+from timers.errors import Moving
 from timers.store import alarms, keys, queries
 from timers.store.cooperative import CachedRead
 from timers.store.filters import Filter, Visible
+from timers.store.identity import Move
 from timers.store.membership import Roster
 from timers.store.queries import FAILING_MS
 from timers.store.scripts import FULL
@@ -65,9 +67,10 @@ class Trouble(NamedTuple):
 class Seen(NamedTuple):
     """What tells whether all is well, and what was fired. `paused` are paused prefixes with due timers, `failing` says
     why timers of a prefix fail and are tried again, and `calls` does so for the service's own: calls of hooks, messages
-    of alarms."""
+    of alarms. `moving` is set while the service is moved, and where it has left."""
 
     stats: Stats
+    moving: Move | None
     is_full: bool
     paused: Sequence[str]
     failing: Sequence[tuple[str, str]]
@@ -103,6 +106,9 @@ def _bad(seen: Seen, visible: Visible | None) -> Iterator[Trouble]:
         yield Trouble("bad", "Data was lost. Whoever operates the service sees how much.")
     for loss in stats.losses if visible is None else ():
         yield Trouble("bad", f"Data was lost: {loss}.", *server)
+    if seen.moving is not None:
+        why = str(seen.moving.error) if visible is None else Moving.problem.title
+        yield Trouble("bad", f"Nothing is armed or started here: {why}.", *server)
     if seen.is_full:
         yield Trouble("bad", f"{FULL}.", *server)
     for prefix, said in {prefix: said for pod in stats.pods for prefix, said in pod.lacks.items()}.items():
@@ -222,6 +228,7 @@ async def read_seen(store: Store, stats: Stats) -> Seen:
     paused = {due.prefix for due in stats.fleet.due if due.kind == "blocked" and not is_own(due.prefix)}
     return Seen(
         stats,
+        store.identity.moving,
         await any_full(store.connections),
         sorted(paused.intersection(await queries.paused(store) if paused else ())),
         await _failing(store, stats),
