@@ -119,6 +119,20 @@ async def test_a_pod_that_reaches_some_primaries_is_ready(cluster: Cluster) -> N
         assert health._partly.startswith("a part of the cluster is out of reach: ")
 
 
+async def test_a_primary_that_hangs_leaves_pods_ready(cluster: Cluster) -> None:
+    """It answers nothing, not even that it is away."""
+    for node in cluster.nodes:
+        await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    async with opened(cluster.url, shards=64) as store:
+        await store.identity.make()
+        health = HealthRoutes(store, None, fresh_seconds=0.0, answer_seconds=2.0)
+        hung = await cluster.owner(keys.root(7))
+        (await cluster.replica_of(hung)).down()
+        hung.hang()
+        assert (await health._refresh())[0] == ""
+        assert health._partly.startswith("a part of the cluster is out of reach: Redis does not answer within 2 s")
+
+
 async def test_each_primary_has_a_clock(cluster: Cluster) -> None:
     """A due time is its own primary's, and no reading of another one changes when it is."""
     async with opened(cluster.url, shards=64) as store:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 ANSWER_SECONDS: Final = 0.6
 """How long Redis may take to answer for a probe. Probes themselves usually give up after a second."""
 
+PING_SHARE: Final = 1 / 3
+"""So much of that time the servers of a cluster may then take to say that they are there."""
+
 FRESH_SECONDS: Final = 1.0
 """How long an answer from Redis counts. One read a second serves all probes."""
 
@@ -147,12 +150,15 @@ class HealthRoutes:
             trouble = f"Redis does not answer within {self._answer_seconds:g} seconds"
         except Unavailable as error:
             trouble = str(error)
-            if await reaches_some(self._store.connections):
-                self._partly = f"a part of the cluster is out of reach: {error}"
-                return "", False, ALL_SERVED
         except Exception as error:  # noqa: BLE001 (a probe gets an answer, whatever lies in Redis)
             _log.error("data for the probes cannot be read", exc_info=error)
-            trouble = f"the data in Redis cannot be read ({type(error).__name__}); this pod's log says more"
+            return (
+                f"the data in Redis cannot be read ({type(error).__name__}); this pod's log says more",
+                False,
+                ALL_SERVED,
+            )
+        if await reaches_some(self._store.connections, self._answer_seconds * PING_SHARE):
+            self._partly, trouble = f"a part of the cluster is out of reach: {trouble}", ""
         return trouble, False, ALL_SERVED
 
 

@@ -285,10 +285,11 @@ async def any_full(connections: Connections) -> bool:
     return any(await asyncio.gather(*(is_full(node.commands) for node in connections.nodes)))
 
 
-async def reaches_some(connections: Connections) -> bool:
-    """Whether some of several servers answer."""
+async def reaches_some(connections: Connections, seconds: float) -> bool:
+    """Whether some of several servers answer in time."""
     nodes = connections.nodes
     if len(nodes) == 1:
         return False
-    found = await asyncio.gather(*(node.commands.ping() for node in nodes), return_exceptions=True)
+    asked = (asyncio.wait_for(node.commands.ping(), seconds) for node in nodes)
+    found = await asyncio.gather(*asked, return_exceptions=True)
     return any(answer is True for answer in found)
