@@ -10,6 +10,7 @@ import pytest
 from tests.clusters import Cluster
 from tests.engine.fleet import Calls, Fleet, Pod, until
 from timers.client.fleet import Declared
+from timers.engine import peers
 from timers.engine.following import claim_ledger
 from timers.errors import Unavailable
 from timers.ledger.database import Database
@@ -131,6 +132,29 @@ async def test_a_node_that_goes_away_before_it_has_told_of_a_canary_leaves_the_p
     await until(lambda: health().ready, "the pod is ready")
     await lost.up()
     await replica.up()
+    await cluster.heal()
+    await fleet.close()
+
+
+async def test_all_shards_that_a_node_lost_are_reported_while_another_is_away(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "ALL_BEATS", 1_000_000)
+    for node in cluster.nodes:
+        await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    fleet = await Fleet.over(cluster.url, shards=16)
+    pod = await fleet.pod(Calls(), beat_ms=50)
+    identity = pod.store.identity
+    await until(lambda: pod.worker.peers._checks > 16, "each shard has had its turn for long")
+    needed = [await cluster.owner(name) for name in (keys.META, keys.PODS_ROOT)]
+    away = next(node for node in await cluster.primaries() if node not in needed)
+    emptied = next(node for node in await cluster.primaries() if node not in (away, needed[0]))
+    lost = {f"shard:{shard}" for shard in range(16) if await cluster.owner(keys.root(shard)) is emptied}
+    (await cluster.replica_of(away)).down()
+    away.down()
+    await until(lambda: not pod.worker.health().services["peers"].startswith("running"), "the pod has noticed")
+    await emptied.empty(replicas=1)
+    await until(lambda: {name.removeprefix("loss:") for name in identity.losses} >= lost, "all are reported")
     await cluster.heal()
     await fleet.close()
 

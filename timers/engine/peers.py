@@ -201,6 +201,12 @@ class Peers:
             if self._disagreed is None:
                 raise
             self._disagreed(error)
+        finally:  # some shards may be on a node that is away
+            self._tell_news()
+
+    def _tell_news(self) -> None:
+        """Log what is new of the db: lost data, a move, a foreign number of shards."""
+        identity = self._identity
         for name in [name for name in identity.losses if name not in self._losses]:
             self._checks = 0  # the other shards may have lost something too
             _losses_log.error(
