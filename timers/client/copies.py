@@ -30,11 +30,9 @@ def row_of(shard: int, prefix: str, timer_id: str, record: bytes) -> Row | None:
     program writes, must not stop the copying of all others."""
     try:
         parts = taken_apart(record)
-        if max(parts[1:8]) >= _COLUMN_LIMIT or any(
-            b"\0" in text for text in (parts.spec, parts.progress, *parts.history)
-        ):
+        history, newest = b"\n".join(parts.history), parts.history[-1] if parts.history else b""
+        if max(parts[1:8]) >= _COLUMN_LIMIT or b"\0" in parts.spec + parts.progress + history:
             return None
-        newest = parts.history[-1] if parts.history else b""
         return Row(
             prefix,
             timer_id,
@@ -50,7 +48,7 @@ def row_of(shard: int, prefix: str, timer_id: str, record: bytes) -> Row | None:
             int(newest.partition(b" ")[0] or parts.created_ms),
             parts.spec.decode(),
             parts.progress.decode(),
-            b"\n".join(parts.history).decode(),
+            history.decode(),
         )
     except ValueError:
         return None

@@ -209,7 +209,7 @@ class Following:
     async def _follow(self, shard: int) -> bool:
         """Copy what has changed by now. Returns whether there may be more at once, because the shard did not agree with
         the ledger until now."""
-        began, fresh = time.monotonic(), 0
+        began, fresh, size = time.monotonic(), 0, 0
         self._followed.setdefault(shard, began)
         found = await self._read(shard, 0)
         stage = found.stage
@@ -220,13 +220,15 @@ class Following:
         self._unlike.discard(shard)
         if stage.life != self._lives.get(shard):
             self._lives[shard] = (await enter(self._store, self._database, shard)).life
-        gathered: list[Note] = []
+        gathered, changed = list[Note](), list[Row]()
         while found.stage.life == self._lives[shard]:
             gathered += found.notes
+            changed += (row for note in found.notes if (row := self._row(shard, note)) is not None)
+            size += sum(len(note.record or b"") for note in found.notes)
             fresh += found.fresh
-            if not found.cursor or sum(len(note.record or b"") for note in gathered) >= TOGETHER_BYTES:
-                await self._save(shard, (row for note in gathered if (row := self._row(shard, note)) is not None))
-                self._saved[shard], gathered = gathered, []
+            if not found.cursor or size >= TOGETHER_BYTES:
+                await self._save(shard, changed)
+                self._saved[shard], gathered, changed, size = gathered, [], [], 0
             if not found.cursor:
                 break
             found = await self._read(shard, found.cursor)
@@ -250,11 +252,12 @@ class Following:
         prefix, timer_id = keys.identity_of(note.member)
         if note.record is not None:
             return row_of(shard, prefix, timer_id, note.record)
-        if not note.gone:
+        created_ms, version, *gone = note.noted.split(b" ")
+        if not gone:
             return None
         # One newer than the state before: the removal itself has no version.
         return rows.tombstone(
-            prefix, timer_id, shard, version=note.version + 1, created=note.created_ms, at_ms=self._now_ms()
+            prefix, timer_id, shard, version=int(version) + 1, created=int(created_ms), at_ms=self._now_ms()
         )
 
     async def _save(self, shard: int, changed: Iterable[Row]) -> None:

@@ -80,8 +80,12 @@ async def save(connection: AsyncConnection, rows: Iterable[Row]) -> None:
     """Write rows, each unless there is one as new: of a later life of the timer, or of the same life and as late."""
     dialect = connection.dialect.name
     # In one order, because two transactions that write the same rows in different orders would wait for each other.
-    newest = sorted({(row.prefix, row.id): row for row in sorted(rows, key=age)}.values())
-    for some in _parts(newest):
+    newest: dict[Identity, Row] = {}
+    for row in rows:
+        there = newest.setdefault(row[:2], row)
+        if there is not row and age(there) < age(row):
+            newest[row[:2]] = row
+    for some in _parts(sorted(newest.values())):
         await execute(connection, _UPSERTS[dialect], some)
 
 

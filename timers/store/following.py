@@ -86,12 +86,10 @@ WHOLE: Final = Stage("whole")
 
 
 class Note(NamedTuple):
-    """A timer that the ledger may not have as it is: what was noted, and its record unless it has none."""
+    """A timer that the ledger may not have as it is: what was noted (`<creation> <version>`, and ` gone` if it was
+    removed), and its record unless it has none."""
 
     member: str
-    created_ms: int
-    version: int
-    gone: bool
     noted: bytes
     record: bytes | None
 
@@ -115,7 +113,7 @@ async def notes(store: Store, shard: int, cursor: int, done: Sequence[Note] = ()
         await _follow(store, shard, cursor, 0, part)
     stage, life, at, found, left, fresh = await _follow(store, shard, cursor, PAGE, last)
     flat = iter(found)
-    read = [_note(*each) for each in zip(flat, flat, flat, strict=True)]
+    read = [Note(keys.text(member), noted, record) for member, noted, record in zip(flat, flat, flat, strict=True)]
     return Notes(_stage(stage, life), read, int(at), int(left), int(fresh))
 
 
@@ -201,8 +199,3 @@ async def records(store: Store, shard: int, bucket: int, cursor: int) -> tuple[i
 def _stage(said: bytes, life: bytes) -> Stage:
     what, _, place = keys.text(said).partition(" ")
     return Stage(what, "" if place == NOWHERE else place, keys.text(life))
-
-
-def _note(member: bytes, noted: bytes, record: bytes | None) -> Note:
-    created, version, *gone = noted.split(b" ")
-    return Note(keys.text(member), int(created), int(version), bool(gone), noted, record)
