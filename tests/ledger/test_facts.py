@@ -89,6 +89,10 @@ async def test_a_key_that_was_lost_is_not_refused_until_it_is_restored(
         await eventually(serves, "the key is restored")
         assert set(statuses) <= {200, 503}
         (await api.call("GET", "/v1/stats", headers=new_key()[0])).problem(401, "unauthorized")
+        scripts = list[str]()
+        api.store.called = lambda script, _: scripts.append(script)
+        assert (await api.call("GET", "/v1/stats", headers=headers)).status == 200
+        assert "stage" not in scripts, "while no key is missing, the shard is not asked"
 
 
 async def test_what_was_taken_back_while_no_pod_kept_it_does_not_come_again(fleet: Fleet, database: Database) -> None:

@@ -3,7 +3,7 @@ use."""
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Network, ip_address
@@ -173,7 +173,8 @@ class Auth:
         self._are_apart = callers.are_apart
         self._keys = CachedRead(self._read_keys, fresh_seconds)
         self._was_closed = CachedRead(callers.closed, 0.0)
-        self._kept = self._ever_kept = self._lacks_keys = False
+        self._kept: Set[str] = frozenset()
+        self._ever_kept, self._lacks_keys = False, has_ledger
         self._signing_keys = credentials.keys_of(secrets)
         self.sessions = Sessions(callers)
         self._closed = api_keys is not None or bool(self._signing_keys)
@@ -292,13 +293,15 @@ class Auth:
         """The keys that are valid now: those in the settings and those in Redis, without the revoked ones. Raises
         Unavailable: without Redis nobody knows whether a key is revoked. While the db's own key is away, no first key
         can be kept."""
-        are_lost = self._has_ledger and await self._callers.are_lost()  # asked first: they come before it says no
         kept = await self._callers.entries()
-        self._lacks_keys = are_lost or (self._has_ledger and self._kept and not kept)
+        if self._lacks_keys or (self._has_ledger and self._kept - kept.keys()):
+            are_lost = await self._callers.are_lost()  # asked before they are read, because they come before it says no
+            kept = await self._callers.entries()
+            self._lacks_keys = are_lost or bool(self._kept and not kept)
         configured = [key for key in self._configured if kept.get(key.id) != REVOKED]
         if self._kept and not kept:
             _log.error("the API keys are gone from Redis; the API stays closed", to_do="timers keys make")
-        self._kept, self._ever_kept = bool(kept), await self._was_closed.known()
+        self._kept, self._ever_kept = kept.keys(), await self._was_closed.known()
         return {key.id: key for key in [*_parsed(kept), *configured]}
 
     async def _signer(self, request: web.Request, operation: Operation) -> ApiKey:
