@@ -18,6 +18,7 @@ from timers import (
     Context,
     Done,
     Fail,
+    InvalidInput,
     NewTimer,
     NoProcessor,
     Rearm,
@@ -277,6 +278,50 @@ async def test_the_lab_waits_for_work_in_real_time(timer_lab: TimerLab) -> None:
     await timer_lab.timers.create("io", "a", delay="1h")
     await timer_lab.advance("1h")
     assert [run.status for run in timer_lab.runs] == ["completed"]
+
+
+async def test_work_that_takes_real_time_does_not_time_out(
+    timer_lab: TimerLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in a thread nor in the loop."""
+    monkeypatch.setattr("timers.testing.lab.PATIENCE_SECONDS", 0.02)
+
+    @processor("plain", timeout="10s")
+    def plain(timer: Timer, context: BlockingContext) -> None:
+        time.sleep(0.1)
+
+    @processor("blocks", timeout="10s")
+    async def blocks(timer: Timer, context: Context) -> None:
+        time.sleep(0.1)  # noqa: ASYNC251 (it must not, and does)
+        await asyncio.to_thread(len, ())
+
+    timer_lab.add(plain, blocks)
+    for prefix in ("plain", "blocks"):
+        await timer_lab.timers.create(prefix, "a", delay="1h")
+        await timer_lab.advance("2h")
+    assert [run.status for run in timer_lab.runs] == ["completed", "completed"]
+
+
+async def test_a_run_shows_the_payload_that_it_began_with(timer_lab: TimerLab) -> None:
+    @processor("edits")
+    async def edits(timer: Timer, context: Context) -> None:
+        timer.payload["list"].append(2)
+
+    timer_lab.add(edits)
+    await timer_lab.timers.create("edits", "a", delay="1h", payload={"list": [1]})
+    await timer_lab.advance("1h")
+    (run,) = timer_lab.runs
+    assert run.payload == {"list": [1]}
+
+
+async def test_a_processor_that_is_called_gets_a_payload_as_json_keeps_it() -> None:
+    @processor("keys")
+    async def keys(timer: Timer, context: Context) -> Done:
+        return Done(",".join(timer.payload))
+
+    assert await call(keys, payload={1: "one"}) == Done("1")
+    with pytest.raises(InvalidInput):
+        await call(keys, payload={"a": object()})
 
 
 async def test_a_prefix_that_no_processor_serves_is_refused(timer_lab: TimerLab) -> None:

@@ -20,7 +20,9 @@ from unittest.mock import create_autospec
 
 from timers.core.calls import TimerCalls
 from timers.core.durations import parse_time
+from timers.core.fields import decode
 from timers.core.model import Status, Timer
+from timers.core.spec import encode_payload
 from timers.logs import get_logger
 from timers.processor import BlockingContext, Context, Processor, Result
 from timers.testing.lab import LabRun, TimerLab
@@ -40,7 +42,8 @@ async def call(
     metadata: Mapping[str, str] | None = None,
     state: Any = None,
 ) -> Result:
-    """Call the processor for a timer with these fields. Returns what the processor returns, and raises what it raises.
+    """Call the processor for a timer with these fields. Returns what the processor returns, and raises what it raises,
+    and InvalidInput for a payload that is no JSON; the processor gets what JSON makes of it.
     `prefix` is the processor's own by default; `state` is what its lifespan would give. `context.timers` refuses every
     call."""
     refusing: Any = create_autospec(TimerCalls, instance=True)
@@ -59,7 +62,7 @@ async def call(
         occurrence=occurrence,
         created_ms=now_ms,
         updated_ms=now_ms,
-        spec={"payload": payload, "metadata": dict(metadata or {})},
+        spec={"payload": decode(encode_payload(payload)), "metadata": dict(metadata or {})},
     )
     known: dict[str, Any] = {
         "token": timer.token,

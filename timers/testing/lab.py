@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import wraps
@@ -41,7 +42,11 @@ PATIENCE_SECONDS: Final = 1.0
 timeout."""
 
 HANG_SECONDS: Final = 10.0
-"""A run without a timeout that waits this long, in real time, is taken to hang."""
+"""A plain function that works this long, in real time, is taken to wait for its timeout, and a run without one to
+hang."""
+
+TURN_SECONDS: Final = 0.005
+"""A turn of the loop that takes longer was work, not waiting."""
 
 CONCURRENCY: Final = 1000
 FOR_EVER_MS: Final = 365 * 24 * 3600 * 1000
@@ -132,6 +137,8 @@ class TimerLab:
         self._waiting: list[tuple[float, int, asyncio.Handle, Callable[[], object]]] = []
         self._order = count()
         self._sleeping = 0
+        self._working = set[str]()
+        """The timers in whose plain functions threads are."""
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -235,12 +242,14 @@ class TimerLab:
 
     async def _until_quiet(self, engine: Engine, until_ms: float) -> None:
         """Wait until all runs have ended or wait for the lab's clock."""
-        began, turns = time.monotonic(), 0
+        waited, turns = 0.0, 0
         while engine.runner.executing > self._sleeping or engine.is_busy:
             turns += 1
+            began = time.monotonic()
             await _really_sleep(0 if turns < 1000 else 0.001)
-            waited = time.monotonic() - began
-            if waited > PATIENCE_SECONDS and self._waiting and self._waiting[0][0] <= until_ms and not engine.is_busy:
+            waited += min(time.monotonic() - began, TURN_SECONDS)
+            patience = HANG_SECONDS if self._working else PATIENCE_SECONDS
+            if waited > patience and self._waiting and self._waiting[0][0] <= until_ms and not engine.is_busy:
                 return
             if waited > HANG_SECONDS:
                 raise AssertionError(
@@ -280,18 +289,28 @@ class TimerLab:
         return {prefix: due_ms for prefix, due_ms in due_times.items() if engine.registry.match(prefix)}
 
     def _clocked(self, processor: Processor) -> Callable[..., Any]:
-        """The processor's function, with its sleeps on the lab's clock."""
+        """The processor's function, with its sleeps on the lab's clock. What it does to the payload stays its own."""
         function = processor.function
-        if not processor.is_async:
-            return function
 
         @wraps(function)
         async def clocked(timer: Timer, context: Any) -> Any:
             _RUN_OF.set(self)
-            result: Any = function(timer, context)
+            result: Any = function(_own(timer), context)
             return await result
 
-        return clocked
+        @wraps(function)
+        def worked(timer: Timer, context: Any) -> Any:
+            self._working.add(timer.key)
+            try:
+                return function(_own(timer), context)
+            finally:
+                self._working.discard(timer.key)
+
+        return clocked if processor.is_async else worked
+
+
+def _own(timer: Timer) -> Timer:
+    return timer._replace(spec={**timer.spec, "payload": deepcopy(timer.payload)})
 
 
 async def _sleep(delay: float, result: Any = None) -> Any:
