@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple
 
 from typing_extensions import TypeVar
 
-from timers.core.calls import BlockingTimers, Timers
+from timers.core.calls import BlockingTimers, Delay, Timers
 from timers.core.durations import parse_ms
-from timers.core.fields import DurationInput, check_prefix, owner
+from timers.core.fields import check_prefix, owner
 from timers.core.limits import NO_LIMITS, Limits, Rate
 from timers.core.model import Timer
 from timers.core.outcome import Done, Rearm
@@ -106,7 +106,7 @@ def processor(
     prefix: str,
     *,
     retry: RetryPolicy | Mapping[str, Any] | None = None,
-    timeout: DurationInput | None = None,
+    timeout: Delay | None = None,
     concurrency: int | None = None,
     pod_concurrency: int | None = None,
     rate: str | None = None,

@@ -1,6 +1,7 @@
 """Processors: the decorator, limits, and who serves a prefix."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -96,6 +97,9 @@ class TestDecorator:
         made = processor("a")(Takes())
         assert made.is_async
         assert made.origin == f"{__name__}:Takes"
+
+    def test_its_timeout_may_be_a_timedelta(self) -> None:
+        assert processor("a", timeout=timedelta(minutes=1))(Takes()).timeout_ms == 60_000
 
     def test_without_options_has_the_default_retry_and_no_timeout(self) -> None:
         assert serving("a").retry == RetryPolicy()
