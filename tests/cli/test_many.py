@@ -75,6 +75,7 @@ def test_stats_count(timers: CommandLine) -> None:
     assert stats["by_status"]["scheduled"] == 2
     assert stats["by_prefix"]["log"]["scheduled"] == 2
     table = timers("stats").out
+    assert table.split("\n")[1].split()[:3] == ["-", "0", "0"]  # no pod listens
     assert "NOTIFICATIONS" in table
     assert "log" in table
 

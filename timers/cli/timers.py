@@ -411,8 +411,9 @@ def stats(prefix: Of = None, output: Output = "table") -> None:
     if output != "table":
         show(found, output)
         return
-    late = found["lateness_ms"]
-    summary = {"notifications": found["notifications"], "overdue_ms": found["overdue_ms"], "pods": len(found["pods"])}
+    late, pods = found["lateness_ms"], found["pods"]
+    heard = found["notifications"] if any(pod["notifications"] for pod in pods) else None
+    summary = {"notifications": heard, "overdue_ms": found["overdue_ms"], "pods": len(pods)}
     show([{**summary, **{f"late_{name}_ms": value for name, value in late.items()}}], output)
     typer.echo()
     by_prefix = [{"prefix": prefix, **counts} for prefix, counts in found["by_prefix"].items()]
