@@ -18,7 +18,15 @@ from timers_processors.calling import ANYWHERE, Call, HttpClient, accepted
 from timers_processors.mail import SmtpTransport
 from timers_processors.targets import Targets
 from timers_processors.templates import Templates, bounded
-from timers_processors.transport import Channel, Message, Send, no_gateway, post_to_gateway, write_to_outbox
+from timers_processors.transport import (
+    Channel,
+    Message,
+    Send,
+    check_outbox,
+    no_gateway,
+    post_to_gateway,
+    write_to_outbox,
+)
 
 LOOKUP_SECONDS: Final = 8.0
 USER_BYTES: Final = 64 * 1024
@@ -98,7 +106,7 @@ class Sending:
     @asynccontextmanager
     async def opened(cls, settings: Settings | None = None) -> AsyncIterator["Sending"]:
         """Opens the connections that the settings (None: this process's) ask for. A channel without a gateway uses the
-        outbox if there is one; else its messages fail."""
+        outbox if there is one; else its messages fail. Raises ConfigurationError if the outbox cannot be written."""
         settings = settings or load_worker_settings()
         async with AsyncExitStack() as ends:
             caller = await ends.enter_async_context(HttpClient.opened(ANYWHERE, (), Targets()))
@@ -110,6 +118,8 @@ class Sending:
             if settings.sms_url is not None:
                 gateway = partial(post_to_gateway, URL(settings.sms_url.get_secret_value()), caller)
                 by_channel |= {"phone": gateway, "push": gateway}
+            if settings.outbox is not None and len(by_channel) < len(_REACHABLE):
+                check_outbox(settings.outbox)
             for channel in _REACHABLE:
                 missing = no_gateway if settings.outbox is None else partial(write_to_outbox, settings.outbox)
                 by_channel.setdefault(channel, missing)

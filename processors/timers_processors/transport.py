@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from yarl import URL
 
-from timers import Fail
+from timers import ConfigurationError, Fail
 from timers.logs import get_logger
 from timers_processors.calling import Call, HttpClient, accepted
 
@@ -61,6 +61,14 @@ async def no_gateway(message: Message) -> str:
         f"{_GATEWAYS[message.channel]} is not set on this pod, so nothing is sent by {message.channel} "
         "(TIMERS_OUTBOX would write messages to a folder)"
     )
+
+
+def check_outbox(folder: Path) -> None:
+    """Raise ConfigurationError if this user may neither write to the folder nor make it."""
+    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        rule = "expected a folder that this user can write to"
+        raise ConfigurationError(f"TIMERS_OUTBOX: {str(folder)!r} is not accepted; {rule}")
 
 
 async def write_to_outbox(folder: Path, message: Message) -> str:

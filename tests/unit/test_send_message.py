@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.unit.samples import a_timer, run
-from timers import Done, Fail, Timer
+from timers import ConfigurationError, Done, Fail, Timer
 from timers.processor import Registry, Result
 from timers.settings import Settings
 from timers_processors.send_message import (
@@ -135,10 +135,11 @@ class TestSend:
         with pytest.raises(Fail, match=f"^{setting} is not set on this pod, so nothing is sent by {channel}"):
             await send(None, signup(payload))
 
-    async def test_an_outbox_that_cannot_be_written_is_a_failed_try(self, outbox: Path) -> None:
+    async def test_an_outbox_that_cannot_be_written_is_refused_at_the_start(self, outbox: Path) -> None:
         outbox.write_text("a file in the way")
-        with pytest.raises(FileExistsError):
-            await send(outbox, signup({"email": "ann@example.org"}))
+        with pytest.raises(ConfigurationError, match=r"^TIMERS_OUTBOX: '.*outbox' is not accepted; expected a folder"):
+            async with Sending.opened(Settings(outbox=outbox)):
+                pass
 
     def test_its_timeout_is_half_a_minute(self) -> None:
         assert (send_message.prefix, send_message.timeout_ms) == ("send-message", 30_000)
