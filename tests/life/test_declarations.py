@@ -203,6 +203,14 @@ async def test_forget_gives_a_prefix_to_the_shorter_one(fleet: Fleet) -> None:
         await fleet.client.forget("send-message-vip")
 
 
+async def test_a_client_that_forgot_a_prefix_arms_nothing_more_under_it(fleet: Fleet) -> None:
+    await fleet.drain(await fleet.pod(Calls("mail")))
+    await fleet.client.create("mail", "x", delay="1h")
+    await fleet.client.forget("mail")
+    with pytest.raises(NoProcessor):
+        await fleet.client.create("mail", "y", delay="1h")
+
+
 async def test_a_bare_key_belongs_to_the_longest_prefix_too(fleet: Fleet) -> None:
     """If its pod is away, it is adopted, waits and becomes `unhandled`; if its pod is there, that pod runs it."""
     shorter, longer = Calls("send-message"), Calls("send-message-vip")

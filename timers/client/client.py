@@ -474,7 +474,9 @@ class TimerClient(Timers):
     async def forget(self, prefix: str) -> None:
         """Take back the declaration of a prefix: its timers then belong to the processor of a shorter prefix, if there
         is one. Raises NotFound, and Refused while a live pod declares it."""
-        await forget_prefix(await self._open(), check_prefix(prefix))
+        store = await self._open()
+        await forget_prefix(store, check_prefix(prefix))
+        self._declared = Declared(store).seen_by(self._visible)  # not as of a second ago
 
     async def pods(self) -> Sequence[Member]:
         """The pods that are alive."""
