@@ -45,8 +45,9 @@ async def known(store: Store) -> int | None:
 
 
 async def adopt(store: Store) -> str:
-    """Adopt the key as it is now."""
-    return (await BareKeys(store).report("adopted", {A: await inspect(store)}))[A]
+    """Adopt the key as it is now; empty if it is gone."""
+    state = await inspect(store)
+    return "" if state.deadline_ms == GONE else (await BareKeys(store).report("adopted", {A: state}))[A]
 
 
 async def resolve(store: Store, what: str, *, known_ms: int | None = None, heard: Heard | None = None) -> str:
