@@ -161,6 +161,14 @@ def test_a_timer_that_refused_a_create_may_be_lost_with_the_data(proof: str, at:
     assert past.judged(MAX_ATTEMPTS).ok == (proof != "seen")  # only the first create was answered before that
 
 
+@pytest.mark.parametrize("asked_at", [49, 51])
+def test_what_was_done_before_a_loss_may_be_answered_after_it(asked_at: int) -> None:
+    past = Past()
+    past.fault(FaultKind.POWER, EVERY_POD, 45, took=5, proof="all 3 keys lost")
+    past.call(Verb.CREATE, TIMER, asked_at, due=1_000, outcome=Made.CREATED, took=60)
+    assert past.judged(MAX_ATTEMPTS).ok == (asked_at == 49)
+
+
 def test_a_result_that_outlives_a_forgotten_second_run_is_accepted() -> None:
     """The first loss comes before the ledger has the end, the second one after that, but before it has the next."""
     past = Past()

@@ -357,7 +357,7 @@ def stories(history: Sequence[Event]) -> dict[str, Story]:
     for invoke in invokes:
         story = found.setdefault(invoke.timer, Story(invoke.timer))
         answer = answers.get(invoke.call)
-        if answer is not None and any(on_ns <= answer.mono_ns <= off_ns for on_ns, off_ns in losses):
+        if answer is not None and any(on <= answer.mono_ns and invoke.mono_ns <= off for on, off in losses):
             answer, story.forgotten = replace(answer, kind=Kind.INFO, outcome=""), True
         story.calls.append(Call(invoke, answer))
     for start in starts:
@@ -368,7 +368,7 @@ def stories(history: Sequence[Event]) -> dict[str, Story]:
 
 
 def _power_losses(history: Sequence[Event]) -> list[tuple[int, int]]:
-    """When what was answered was lost for good: with the power, or all until then."""
+    """When what was done was lost for good: with the power, or all until then."""
     ons = {
         event.call: event.mono_ns for event in history if event.kind is Kind.FAULT_ON and event.fault == FaultKind.POWER
     }
