@@ -115,4 +115,4 @@ def test_a_durability_that_the_server_cannot_give_is_refused(timers: CommandLine
     assert "--durability: 'replicated' is not accepted; expected fast" in refusal
     assert "it has no replica" in refusal
     assert timers("get", "log", "a").code == 1
-    assert "durability" not in created(timers, "--in", "1h", "--durability", "fast")
+    assert created(timers, "--in", "1h", "--durability", "fast")["durability"] == "fast"

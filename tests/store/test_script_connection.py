@@ -16,7 +16,7 @@ from tests.store.acts import arming
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.errors import Unavailable
 from timers.store.servers.connect import connect
-from timers.store.servers.connections import ScriptConnection, Scripts
+from timers.store.servers.connections import NotSent, ScriptConnection, Scripts
 from timers.store.store import Store
 
 pytestmark = pytest.mark.one_server
@@ -79,7 +79,7 @@ async def test_a_server_that_does_not_let_in_fails_all_who_wait(redis: Redis, co
     await redis.config_set("maxclients", 1)
     try:
         lost = await asyncio.gather(*(echoed(connection, word) for word in "abc"), return_exceptions=True)
-        assert [type(error) for error in lost] == [ConnectionError] * 3
+        assert [type(error) for error in lost] == [NotSent] * 3
         assert len(set(map(id, lost))) == 1
     finally:
         await redis.config_set("maxclients", 10_000)
