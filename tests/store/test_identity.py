@@ -318,7 +318,26 @@ async def test_a_pod_that_marks_in_between_hides_no_loss(frozen: Store, clock: t
     clock.shift(1)
     await first.identity.check([0])
     (loss,) = first.identity.losses.values()
-    assert (loss.shard, loss.from_ms, loss.to_ms) == (0, int(before), int(before) + 2000)
+    newest = int(before.split()[0])
+    assert (loss.shard, loss.from_ms, loss.to_ms) == (0, newest, newest + 2000)
+
+
+async def test_a_pod_that_starts_in_an_emptied_shard_hides_no_loss(store: Store) -> None:
+    running, starting = other(store), other(store)
+    await running.identity.join()
+    await running.identity.check([0])
+    await store.connections.commands.delete(MARK)
+    await starting.identity.join()
+    for _ in range(3):
+        await starting.identity.check([0])
+    assert starting.identity.losses == {}
+    await running.identity.check((), [0])
+    (loss,) = running.identity.losses.values()
+    assert (loss.shard, loss.from_ms) == (0, 0)
+    await running.identity.acknowledge()
+    for pod in (running, starting):
+        await pod.identity.check([0])
+        assert pod.identity.losses == {}
 
 
 @pytest.mark.parametrize("garbage", ["", "garbage", "9007199254740992", "99999999999999999999 5"])

@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- Write a checkpoint: the shard is in order now, unless it has gone back in time. Then the newest checkpoint that
 -- the caller knows is missing, and only an older one or none is there. The newest few are kept, because several pods write them.
+-- Before the first of a shard stands a 0, older than what any caller knows: one that starts after a loss hides it from nobody.
 
 local KEPT = 8       -- one every few seconds: a caller that was away for longer cannot know
 local known, act = tonumber(ARGV[2]), ARGV[3]
@@ -19,6 +20,7 @@ newest = newest < 2 ^ 53 - 1 and newest or 0
 if act == 'look' then return {now_text, text(newest), ''} end
 -- Checkpoints rise even if the clock was set back, because that is no loss.
 local made = text(math.max(now, newest + 1))
+checkpoints[1] = checkpoints[1] or '0'
 table.insert(checkpoints, 1, made)
 call('SET', root .. 'mark', table.concat(checkpoints, ' ', 1, math.min(#checkpoints, KEPT)))
 return {now_text, made, ''}
