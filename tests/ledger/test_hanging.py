@@ -100,13 +100,14 @@ async def test_a_request_that_waits_for_the_ledger_is_told_so(own: OwnServer, wa
 async def test_a_call_that_gets_no_answer_ends_and_the_next_one_works(
     way: Way, connected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("timers.ledger.database.LONGEST_SECONDS", 0.2)
     database = Database(way.url)
     if connected:
         await asyncio.gather(*(database.ping() for _ in range(CONNECTIONS)))
     way.open.clear()
-    calls = [asyncio.create_task(database.ping()) for _ in range(CONNECTIONS)]
-    await until(lambda: all(call.done() for call in calls), "they end")
+    with monkeypatch.context() as hurried:  # the server itself may take longer on a busy machine
+        hurried.setattr("timers.ledger.database.LONGEST_SECONDS", 0.2)
+        calls = [asyncio.create_task(database.ping()) for _ in range(CONNECTIONS)]
+        await until(lambda: all(call.done() for call in calls), "they end")
     assert {str(call.exception()) for call in calls} == {"the ledger is not available: no answer for 0.2 s"}
     way.open.set()
     await database.ping()
