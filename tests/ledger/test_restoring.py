@@ -17,10 +17,11 @@ from tests.members import declare
 from tests.waiting import eventually
 from timers.client import progress
 from timers.core.model import Status, Timer
+from timers.errors import LedgerUnavailable
 from timers.ledger import rows
 from timers.ledger.database import Database
 from timers.ledger.rows import Row
-from timers.store.following import stages
+from timers.store.following import RESTORE, Stage, stages
 
 
 async def whole(fleet: Fleet, *names: str) -> dict[str, Timer]:
@@ -133,6 +134,23 @@ async def test_a_lost_db_is_restored(sharded: Fleet, database: Database) -> None
     assert back["later7"].history[0].note == "restored from the ledger after a loss"
     assert back["later7"].payload == {"number": 7}
     assert (await client.counts())["note"] == {Status.SCHEDULED: 41, Status.COMPLETED: 40, Status.CANCELLED: 1}
+
+
+async def test_a_count_of_what_was_restored_that_takes_too_long_holds_up_no_restore(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    async def too_slow(*_: object) -> float:
+        nonlocal asked
+        asked += 1
+        raise LedgerUnavailable("no answer for 30 s")
+
+    monkeypatch.setattr(progress, "share_until", too_slow)
+    shares = progress.Shares(database)
+    for _ in range(2):
+        await shares.reached(0, Stage(RESTORE.what, "note:x"))
+    assert asked == 1
 
 
 async def test_a_run_under_way_starts_again_as_the_same_occurrence_with_a_higher_token(

@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Final
 
+from timers.errors import LedgerUnavailable
 from timers.ledger.comparing import share_until
 from timers.ledger.database import Database
 from timers.store import keys
@@ -44,9 +46,11 @@ class Shares:
         self._ask_at = 0.0
 
     async def reached(self, shard: int, stage: Stage) -> None:
-        """A shard has reached a stage. Counts in the database now and then only."""
+        """A shard has reached a stage. Counts in the database now and then only; a count that fails, such as one that
+        takes too long, holds up no restore."""
         if stage.what not in (RESTORE.what, REBUILD) or time.monotonic() >= self._ask_at:
-            self._shares[shard] = await share(self._database, shard, stage)
+            with suppress(LedgerUnavailable):
+                self._shares[shard] = await share(self._database, shard, stage)
             self._ask_at = time.monotonic() + ASK_SECONDS
 
     def share(self, shards: Collection[int]) -> float:
