@@ -75,8 +75,8 @@ LEAST_PODS: Final = 2
 """So that one may fail."""
 
 PODS_EACH: Final = 8
-"""The most pods of a service for the sake of their cores. Each hears all events of its servers, so a larger load is
-split into services with servers and pods of their own, and callers choose one by a hash of the id."""
+"""The most pods of a service. Each hears all events of its servers, so a larger load is split into services with
+servers and pods of their own, and callers choose one by a hash of the id."""
 
 SHARDS_EACH: Final = 16
 """At least so many shards for each of several servers, so that they are loaded alike."""
@@ -105,10 +105,10 @@ class Plan:
 def plan(timers: int, rate: float, payload: int = 60, run_s: float = 0.05) -> Plan:
     """How much is needed for timers that are armed at once, timers that are armed and run each second, bytes of a
     payload as JSON, and the seconds of a run. All but the number of services is of each of them."""
-    services = max(1, math.ceil(rate * POD_US.value / 1e6 / BUSY / PODS_EACH))
+    pod_share = max(POD_US.value / 1e6, run_s / CONCURRENCY)  # of a pod, for each timer a second
+    services = max(1, math.ceil(rate * pod_share / BUSY / PODS_EACH))
     timers, rate = math.ceil(timers / services), rate / services
-    pod_cores, running = rate * POD_US.value / 1e6, rate * run_s
-    pods = max(LEAST_PODS, math.ceil(pod_cores / BUSY), math.ceil(running / (BUSY * CONCURRENCY)))
+    pods = max(LEAST_PODS, math.ceil(rate * pod_share / BUSY))
     server_us = ARM_US.value + SERVER_US.value + HEARD_US.value * (pods - LEAST_PODS)
     server_cores = rate * server_us / 1e6
     data_gib = timers * (BYTES.value + PAYLOAD_BYTES.value * (payload - 60)) / GIB
@@ -117,8 +117,8 @@ def plan(timers: int, rate: float, payload: int = 60, run_s: float = 0.05) -> Pl
     fork_ms, restart_s = share * FORK_MS.value, timers / primaries / 1e6 * RESTART_S.value
     uses = {
         "the core of a server": server_cores / primaries,
-        "the cores of the pods": pod_cores / pods,
-        "the pods' concurrency": running / (pods * CONCURRENCY),
+        "the cores of the pods": rate * POD_US.value / 1e6 / pods,
+        "the pods' concurrency": rate * run_s / (pods * CONCURRENCY),
         "the memory of a server": share / SERVER_GIB,
         "the pause of a fork": fork_ms / FORK_LIMIT_MS,
         "the time of a restart": restart_s / RESTART_LIMIT_S,
