@@ -300,8 +300,8 @@ class LedgerUnavailable(
     title="The ledger is not available",
     detail="the ledger is not available: connection refused",
 ):
-    """The database of the ledger (`TIMERS_LEDGER_URL`) is down or slow. A create is not armed yet, but may be
-    written and be armed later; any other call may have taken effect."""
+    """The database of the ledger (`TIMERS_LEDGER_URL`) is down or slow. Unless `detail` says that nothing was done, a
+    create is not armed yet, but may be written and be armed later, and any other call may have taken effect."""
 
 
 class Busy(

@@ -225,8 +225,8 @@ class Metrics(Observer, Collector):
         ledger_up: bool | None = None,
         inbox_seconds: float | None = None,
     ) -> bytes:
-        """The exposition text. `figures` are the gauges that only Redis knows, None if it does not answer: they are
-        left out or NaN then. `health` is None without a worker. `dropped` counts since the process began.
+        """The exposition text. `figures` are the gauges that only Redis knows, None if it does not answer: those that
+        are missing are left out or NaN. `health` is None without a worker. `dropped` counts since the process began.
         `ledger_up` is None without a ledger, `inbox_seconds` also while it does not answer."""
         self._numbers["timers_events_dropped_total"][()] = dropped
         single: dict[str, float] = {
@@ -255,6 +255,6 @@ class Metrics(Observer, Collector):
             single["timers_ledger_up"] = ledger_up
         if inbox_seconds is not None:
             single["timers_inbox_seconds"] = inbox_seconds
-        else_unknown: Figures = {name: {(): nan} for name in _UNKNOWN}
-        self._read = {**{name: {(): value} for name, value in single.items()}, **(figures or else_unknown)}
+        known = dict.fromkeys(_UNKNOWN, nan) | single
+        self._read = {**{name: {(): value} for name, value in known.items()}, **(figures or {})}
         return generate_latest(self._registry)

@@ -1,6 +1,7 @@
 """`timers db`, `timers rebuild`, and pods in front of a database that cannot be used."""
 
 import asyncio
+import json
 import signal
 import sys
 from collections.abc import Callable
@@ -185,7 +186,13 @@ async def test_a_pod_whose_ledger_another_server_uses_lives_and_says_why_it_wait
         await eventually(lives, "the pod lives")
         status, said = await asked(session, "/readyz")
         assert (status, "pods of another Redis server use it" in said) == (503, True)
-        assert "urn:timers:problem:ledger-unavailable" in (await asked(session, "/v1/timers"))[1]
+        refused = json.loads((await asked(session, "/v1/timers"))[1])
+        assert refused["type"] == "urn:timers:problem:ledger-unavailable"
+        assert refused["detail"].endswith("nothing was done")
+        told = (await asked(session, "/metrics"))[1]
+        assert "\ntimers_redis_up 1.0\n" in told
+        assert "\ntimers_ready 0.0\n" in told
+        assert "\ntimers_overdue_seconds NaN\n" in told
         await asyncio.to_thread(execute, url, "DELETE FROM timers_epochs WHERE epoch = 'e'")
         await eventually(is_ready, "the pod is ready")
     pod.signal(signal.SIGTERM)

@@ -31,7 +31,7 @@ from timers.engine.worker import Worker
 from timers.errors import ConfigurationError, FieldError, LedgerUnavailable, Unavailable, shown
 from timers.logs import get_logger
 from timers.metrics import CONTENT_TYPE as METRICS_TYPE
-from timers.metrics import Metrics
+from timers.metrics import Figures, Metrics
 
 if TYPE_CHECKING:
     from timers.ledger.database import Database
@@ -275,8 +275,7 @@ HELD: Final = (
 
 
 def waiting_application(for_ledger: Callable[[], bool]) -> web.Application:
-    """The application that serves while Redis is down at the start, or what it waits for is the ledger. Its metrics
-    say that Redis is down."""
+    """The application that serves while Redis is down at the start, or what it waits for is the ledger."""
     app = web.Application(middlewares=[follow, answer_problems])
     app.router.add_route("*", "/{path:.*}", partial(_wait, for_ledger))
     return app
@@ -290,6 +289,7 @@ async def _wait(for_ledger: Callable[[], bool], request: web.Request) -> web.Res
         case "/readyz":
             return problem(HTTP_PROBLEMS[503], reason, ready=False, redis=redis, warnings=[], problems=[reason])
         case "/metrics":
-            text = Metrics().render(None, None, losses=0, dropped=0)
+            figures: Figures | None = {"timers_ready": {(): 0.0}} if for_ledger() else None
+            text = Metrics().render(figures, None, losses=0, dropped=0)
             return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
-    raise LedgerUnavailable(reason) if for_ledger() else Unavailable(reason, nothing_done=True)
+    raise LedgerUnavailable(f"{reason}; nothing was done") if for_ledger() else Unavailable(reason, nothing_done=True)
