@@ -1,10 +1,13 @@
 """The doctor's check of the ledger."""
 
+import asyncio
+
 import pytest
 
 from tests.engine.fleet import Calls, Fleet
 from tests.ledger.copies import agreed, say
 from tests.waiting import eventually
+from timers.client import progress
 from timers.doctor import ledger as ledger_check
 from timers.doctor.checks import Check
 from timers.doctor.examining import examine
@@ -52,6 +55,20 @@ async def test_shards_that_do_not_agree_yet_are_named(sharded: Fleet, database: 
         await say(sharded.store, shard, "copy 16" if shard == 1 else "whole 1")
     check = await check_of(sharded, database)
     assert (check.level, check.said) == ("warn", "shards still being copied to the ledger: 1 (copy, 53 %)")
+
+
+async def test_a_count_that_takes_too_long_is_told_as_that(
+    fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def counts(*_: object) -> float:
+        return float(await asyncio.get_running_loop().create_future())
+
+    monkeypatch.setattr(progress, "share_until", counts)
+    monkeypatch.setattr(progress, "COUNT_SECONDS", 0.01)
+    await say(fleet.store, 0, "restore note:x")
+    check = await check_of(fleet, database)
+    said = "shards still being restored from the ledger: 0 (restore, the count took too long)"
+    assert (check.level, check.said) == ("warn", said)
 
 
 async def test_changes_that_nobody_copies_are_told(

@@ -1,5 +1,6 @@
 """Owns saying how far shards and the ledger have come to agree again after a loss, or for the first time."""
 
+import asyncio
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -13,6 +14,11 @@ from timers.store.following import BUCKETS, COPY, REBUILD, RESTORE, Stage
 
 ASK_SECONDS: Final = 5.0
 """How often the ledger counts how much was given back."""
+
+COUNT_SECONDS: Final = 5.0
+"""How long the counts for a person who asks may take: of hundreds of millions of rows they take minutes."""
+
+_UNCOUNTED: Final = "the count took too long"
 
 
 async def share(database: Database, shard: int, stage: Stage) -> float:
@@ -29,12 +35,15 @@ async def share(database: Database, shard: int, stage: Stage) -> float:
 
 
 async def told(database: Database, stages: Mapping[int, Stage]) -> list[str]:
-    """Shards that are not whole, each with what is under way and how far it is: `0 (restore, 43 %)`."""
-    return [
-        f"{shard} ({stage.what}, {await share(database, shard, stage):.0%})".replace("%", " %")
-        for shard, stage in stages.items()
-        if not stage.is_whole
-    ]
+    """Shards that are not whole, each with what is under way and how far it is, unless that takes too long to count:
+    `0 (restore, 43 %)`. Raises LedgerUnavailable."""
+    behind = {shard: stage for shard, stage in stages.items() if not stage.is_whole}
+    shares = dict[int, str]()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(COUNT_SECONDS):
+            for shard, stage in behind.items():
+                shares[shard] = f"{await share(database, shard, stage):.0%}".replace("%", " %")
+    return [f"{shard} ({stage.what}, {shares.get(shard, _UNCOUNTED)})" for shard, stage in behind.items()]
 
 
 class Shares:
