@@ -138,10 +138,6 @@ class OwnDatabase(Database):
         for connection in self._opened:
             driver = connection.driver_connection
             if self.dialect == "sqlite":
-                # A statement that somebody still holds would keep a closed connection's transaction, and its lock; so
-                # would a transaction that begins between the two.
-                if driver._connection is not None:
-                    driver._tx.put_nowait((None, driver._connection.rollback))
                 driver.stop()
                 await asyncio.to_thread(driver._thread.join)
             else:

@@ -3,7 +3,9 @@
 import asyncio
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -100,6 +102,20 @@ async def test_sqlite_writes_to_the_disk_before_a_commit_returns(tmp_path: Path)
     async with database.transaction() as connection:
         assert (await connection.execute(text("PRAGMA journal_mode"))).scalar() == "wal"
         assert (await connection.execute(text("PRAGMA synchronous"))).scalar() == 2  # FULL
+    await database.close()
+
+
+async def test_a_connection_that_is_closed_keeps_no_lock_although_a_statement_has_rows_left(tmp_path: Path) -> None:
+    """As a caller leaves it that was cancelled."""
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    await database.upgrade()
+    held = list[object]()
+    async with database.transaction() as connection:
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        held.append(await driver.execute("SELECT 1 UNION ALL SELECT 2"))
+        await driver.close()
+        with closing(sqlite3.connect(tmp_path / "ledger.db", timeout=0)) as other:
+            other.execute("BEGIN IMMEDIATE")
     await database.close()
 
 

@@ -6,7 +6,7 @@ import socket
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -289,11 +289,21 @@ def _engine(url: str, threads: WeakSet[Thread], file: OpenFile) -> AsyncEngine:
         raise ConfigurationError(f"TIMERS_LEDGER_URL: the package {error.name} {rule}") from error
 
 
+class _Sqlite(sqlite3.Connection):
+    """A connection that ends its transaction when it is closed. SQLite itself would keep it, and its lock, for as long
+    as somebody holds a statement with rows left, such as a caller that was cancelled."""
+
+    def close(self) -> None:
+        with suppress(sqlite3.ProgrammingError):  # it is closed already
+            self.rollback()
+        super().close()
+
+
 def _open_sqlite(threads: WeakSet[Thread], file: OpenFile, *given: Any, **options: Any) -> sqlite3.Connection:
     """A commit is on the disk when it returns, and readers do not wait for the writer. Runs in the connection's
     thread."""
     threads.add(current_thread())
-    connection = sqlite3.Connection(*given, **options)
+    connection = _Sqlite(*given, **options)
     connection.isolation_level = None  # `_begin_sqlite` begins the transactions
     for pragma in ("journal_mode=WAL", "synchronous=FULL"):
         connection.execute(f"PRAGMA {pragma}").close()
