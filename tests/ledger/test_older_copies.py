@@ -151,6 +151,7 @@ async def test_an_older_copy_starts_nothing_that_was_cancelled_whatever_it_was_a
     pod = await fleet.pod(calls, ledger=database)
     for name in ("x", "other"):
         await client.create("note", name, delay="24h")
+    await whole(fleet.store)
     await agreed(database, fleet.store)
     await fleet.kill(pod)
     made = await client.change("note", "x", delay="1s")
