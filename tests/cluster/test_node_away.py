@@ -136,6 +136,25 @@ async def test_a_node_that_goes_away_before_it_has_told_of_a_canary_leaves_the_p
     await fleet.close()
 
 
+async def test_a_node_whose_subscription_ends_before_all_its_shards_are_known_to_be_away_leaves_the_pod_ready(
+    cluster: Cluster,
+) -> None:
+    """As where it hangs: a pod waits for each answer, and one after the other is not given in time."""
+    fleet = await Fleet.over(cluster.url, shards=16)
+    pod = await fleet.pod(Calls())
+    health = pod.worker.health
+    await until(lambda: health().ready, "the pod is ready")
+    canary = pod.worker._canaries.of_shard(0)
+    assert canary is not None
+    assert len(canary.part.shards) > 1
+    canary.subscribed = False
+    assert not health().ready
+    pod.worker._pod.away.note(0, Unavailable("it hangs"))
+    assert health().ready
+    canary.subscribed = True
+    await fleet.close()
+
+
 async def test_all_shards_that_a_node_lost_are_reported_while_another_is_away(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

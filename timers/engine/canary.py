@@ -168,7 +168,7 @@ class Canaries:
         """Without those of servers that are away while others are not: they have nothing to tell, and what they told
         last may be that a canary's event went with them."""
         away = self._pod.away
-        return [each for each in self.by_node.values() if not away.has_all_of(each.part.shards)]
+        return [each for each in self.by_node.values() if not away.has_some_of(each.part.shards)]
 
     def delivery_failed(self) -> bool:
         return self.delivery == "deaf"
