@@ -192,11 +192,13 @@ async def _serve(
         health = HealthRoutes(store, worker, client.ledger)
         callers = Callers(store)
         auth = _auth(settings, callers)
-        routes = (*all_pages(Parts(store, client, auth, callers)), *all_routes(client, health, metrics, worker))
-        probes = await _probes(settings, probe_application(client, health, metrics, worker), ends)
+        routes = (*all_pages(Parts(store, client, auth, callers)), *all_routes(client, health, metrics))
+        probes = await _probes(settings, probe_application(client, health, metrics), ends)
         api = None
         if "api" in settings.roles:
-            api = await _api(settings, application(routes, auth, Guard().check, ledger=client.ledger), ends)
+            api = await _api(
+                settings, application(routes, auth, Guard(store.connections).check, ledger=client.ledger), ends
+            )
             preparing = asyncio.get_running_loop().run_in_executor(None, prepare)
             ends.push_async_callback(asyncio.wait, [preparing])  # or its thread might look like one that hangs
             # Ends before the API, which waits for its answers: event streams do not end by themselves.

@@ -62,7 +62,7 @@ HISTOGRAMS: Final[Mapping[str, tuple[Sequence[float], str, *tuple[str, ...]]]] =
 """What the engine reports as things happen: help text and labels, and for histograms first the buckets."""
 
 GAUGES: Final[Mapping[str, tuple[str, ...]]] = {
-    "timers_redis_up": ("1 while this pod can read Redis",),
+    "timers_redis_up": ("1 while this pod can read this server, which is one of a cluster's primaries", "server"),
     "timers_timers": ("Timers in the db", "prefix", "status"),
     "timers_retrying": ("Scheduled timers whose last attempt failed", "prefix"),
     "timers_retrying_seconds": ("How long the first of these timers has failed", "prefix"),
@@ -220,19 +220,20 @@ class Metrics(Observer, Collector):
         figures: Figures | None,
         health: PodHealth | None,
         *,
+        servers: Mapping[str, bool],
         losses: int,
         dropped: int,
         ledger_up: bool | None = None,
         inbox_seconds: float | None = None,
     ) -> bytes:
         """The exposition text. `figures` are the gauges that only Redis knows, None if it does not answer: those that
-        are missing are left out or NaN. `health` is None without a worker. `dropped` counts since the process began.
-        `ledger_up` is None without a ledger, `inbox_seconds` also while it does not answer."""
-        self._numbers["timers_events_dropped_total"][()] = dropped
+        are missing are left out or NaN. `servers` says by address which can be read. `health` is None without a worker.
+        `dropped` counts since the process began. `ledger_up` is None without a ledger, `inbox_seconds` also while it
+        does not answer."""
+        self._numbers["timers_events_dropped_total"][()], is_up = dropped, any(servers.values())
         single: dict[str, float] = {
-            "timers_redis_up": figures is not None,
             "timers_data_losses": losses,
-            "timers_ready": figures is not None or bool(ledger_up) if health is None else health.ready,
+            "timers_ready": is_up or bool(ledger_up) if health is None else health.ready,
         }
         if health is not None:
             single |= {
@@ -240,8 +241,8 @@ class Metrics(Observer, Collector):
                 "timers_abandoned": health.abandoned,
                 "timers_claim_wait_seconds": health.claim_wait_seconds,
                 "timers_newer_format": health.newer,
-                "timers_notifications_ok": nan if figures is None else health.notifications == "ok",
-                "timers_notification_lag_seconds": nan if figures is None else health.lag_seconds,
+                "timers_notifications_ok": health.notifications == "ok" if is_up else nan,
+                "timers_notification_lag_seconds": health.lag_seconds if is_up else nan,
             }
             if health.ledger is not None:
                 single |= {
@@ -256,5 +257,6 @@ class Metrics(Observer, Collector):
         if inbox_seconds is not None:
             single["timers_inbox_seconds"] = inbox_seconds
         known = dict.fromkeys(_UNKNOWN, nan) | single
-        self._read = {**{name: {(): value} for name, value in known.items()}, **(figures or {})}
+        up: Figures = {"timers_redis_up": {(server,): answers for server, answers in servers.items()}}
+        self._read = {**{name: {(): value} for name, value in known.items()}, **up, **(figures or {})}
         return generate_latest(self._registry)

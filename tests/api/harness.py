@@ -143,8 +143,10 @@ async def running_api(
             fresh_seconds=keys_fresh_seconds,
         )
         parts = Parts(store, client, auth, callers)
-        routes = (*instead(parts), *all_pages(parts), *all_routes(client, health, metrics, worker))
-        app = application(routes, auth, Guard().check, request_seconds=request_seconds, ledger=client.ledger)
+        routes = (*instead(parts), *all_pages(parts), *all_routes(client, health, metrics))
+        app = application(
+            routes, auth, Guard(store.connections).check, request_seconds=request_seconds, ledger=client.ledger
+        )
         server = await ApiServer.start(app, "127.0.0.1", 0, limit=limit)
         ends.push_async_callback(server.stop)
         ends.push_async_callback(client.end_events)

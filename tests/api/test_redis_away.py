@@ -122,7 +122,7 @@ class SilentCallers(Callers):
 async def test_metrics_do_not_wait_for_the_keys_of_a_frozen_redis(api: Api, keys: str | None) -> None:
     """They took six seconds; most scrapers have given up by then."""
     callers = SilentCallers(api.store)
-    routes = [metrics_route(api.client, Metrics(), None)]
+    routes = [metrics_route(api.client, api.health, Metrics())]
     auth = Auth(callers, keys, fresh_seconds=-1.0)
     server = await ApiServer.start(application(routes, auth), "127.0.0.1", 0)
     url = f"{server.url}/metrics"

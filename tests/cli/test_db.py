@@ -190,7 +190,7 @@ async def test_a_pod_whose_ledger_another_server_uses_lives_and_says_why_it_wait
         assert refused["type"] == "urn:timers:problem:ledger-unavailable"
         assert refused["detail"].endswith("nothing was done")
         told = (await asked(session, "/metrics"))[1]
-        assert "\ntimers_redis_up 1.0\n" in told
+        assert '\ntimers_redis_up{server=""} 1.0\n' in told
         assert "\ntimers_ready 0.0\n" in told
         assert "\ntimers_overdue_seconds NaN\n" in told
         await asyncio.to_thread(execute, url, "DELETE FROM timers_epochs WHERE epoch = 'e'")

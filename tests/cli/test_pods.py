@@ -359,7 +359,7 @@ async def test_a_pod_that_starts_while_redis_is_away_lives_waits_and_then_serves
         assert "has not reached Redis yet" in unready["detail"]
         async with session.get("/metrics") as answer:
             assert answer.status == 200
-            assert "\ntimers_redis_up 0.0\n" in await answer.text()
+            assert '\ntimers_redis_up{server=""} 0.0\n' in await answer.text()
         status, refused = await asked("POST", "/v1/timers") or (0, {})
         assert (status, refused["type"]) == (503, "urn:timers:problem:redis-unavailable")
         assert refused["detail"].endswith("nothing was done")

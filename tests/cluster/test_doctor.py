@@ -2,9 +2,13 @@
 
 import pytest
 
+from tests.api.conftest import done
+from tests.api.harness import running_api
 from tests.clusters import Cluster, held_open
+from tests.dashboard.conftest import Visitor
+from tests.dashboard.test_away import present, reading_each_time
 from tests.doctor.setups import TIMED, alive, found, made, opened
-from tests.waiting import DEADLINE_SECONDS
+from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.health import HealthRoutes
 from timers.client.durable import refusal_of
 from timers.client.fleet import ALL_SERVED
@@ -109,14 +113,31 @@ async def test_a_slot_that_is_being_moved_leaves_the_db_usable(cluster: Cluster)
         assert "hash slot 13907 is being moved" in wrong["data"].said
 
 
-async def test_a_pod_that_reaches_some_primaries_is_ready(cluster: Cluster) -> None:
+async def test_a_pod_that_reaches_some_primaries_is_ready_unless_these_refuse_everything(cluster: Cluster) -> None:
     async with opened(cluster.url, shards=64) as store:
         await store.identity.make()
         health = HealthRoutes(store, None, fresh_seconds=0.0, answer_seconds=DEADLINE_SECONDS)
         assert (await health._refresh())[0] == health._partly == ""
-        (await cluster.owner(keys.root(7))).down()
-        assert await health._refresh() == ("", False, ALL_SERVED)
-        assert health._partly.startswith("a part of the cluster is out of reach: ")
+        for node in cluster.nodes:
+            await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "yes")
+        lost = await cluster.owner(keys.root(7))
+        (await cluster.replica_of(lost)).down()
+        lost.down()
+
+        async def stops() -> bool:
+            return bool((await health._refresh())[0])
+
+        await eventually(stops, "the others refuse everything")
+        assert health._partly == ""
+        for node in cluster.nodes:
+            if node.is_up:
+                await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+        said = f"a primary of the cluster is away, and the timers of the others run: {lost.name}"
+
+        async def goes_on() -> bool:
+            return await health._refresh() == ("", False, ALL_SERVED) and health._partly == said
+
+        await eventually(goes_on, "the others go on")
 
 
 async def test_a_primary_that_hangs_leaves_pods_ready(cluster: Cluster) -> None:
@@ -130,7 +151,25 @@ async def test_a_primary_that_hangs_leaves_pods_ready(cluster: Cluster) -> None:
         (await cluster.replica_of(hung)).down()
         hung.hang()
         assert (await health._refresh())[0] == ""
-        assert health._partly.startswith("a part of the cluster is out of reach: Redis does not answer within 2 s")
+        assert health._partly == f"a primary of the cluster is away, and the timers of the others run: {hung.name}"
+
+
+async def test_the_dashboard_and_the_metrics_name_a_primary_that_is_away(cluster: Cluster) -> None:
+    for node in cluster.nodes:
+        await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    async with running_api(cluster.url, [done], request_seconds=2.0, instead=reading_each_time) as api:
+        visitor = Visitor(api)
+        await eventually(lambda: present(visitor, "/"), "the page is shown")
+        lost = await cluster.owner(keys.root(7))
+        (await cluster.replica_of(lost)).down()
+        lost.down()
+        shown = await visitor.get("/")
+        said = f"A primary of the cluster is away, and the timers of the others run: {lost.name}."
+        assert (shown.status, f"<strong>{said}</strong>" in shown.text) == (503, True)
+        told = await api.text("/metrics")
+        up = {node.name: 0.0 if node is lost else 1.0 for node in [lost, *await cluster.primaries()]}
+        assert all(f'timers_redis_up{{server="{server}"}} {value}\n' in told for server, value in up.items())
+        assert "\ntimers_ready 1.0\n" in told
 
 
 async def test_each_primary_has_a_clock(cluster: Cluster) -> None:

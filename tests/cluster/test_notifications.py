@@ -194,7 +194,7 @@ async def test_a_primary_that_announces_nothing_makes_the_pod_deaf(
     canaries = pod.worker._canaries.by_node
 
     def found() -> bool:
-        deaf = {node.name for node, each in canaries.items() if each.delivery_failed()}
+        deaf = {node.address for node, each in canaries.items() if each.delivery_failed()}
         return deaf == {quiet.name} and pod.worker.health().notifications == "deaf"
 
     await until(found, "it hears all but this one")

@@ -49,7 +49,7 @@ async def test_the_last_state_is_shown_with_its_age_and_then_the_new_one(
         for path in paths:
             shown = await visitor.get(path)
             assert shown.status == 503
-            assert "Redis is down." in shown.text
+            assert "Redis is not available." in shown.text
             assert 'id="away"' in shown.text
             assert ("mine" in shown.text) == (path != "/ui/keys")
             assert shown.headers["Content-Security-Policy"]
@@ -59,7 +59,7 @@ async def test_the_last_state_is_shown_with_its_age_and_then_the_new_one(
             stranger = await other.get("/")
             assert (stranger.status, 'id="away"' in stranger.text) == (503, False)
         refused = await visitor.post("/ui/timers/mine/one/cancel")
-        assert (refused.status, "Redis is down" in refused.text) == (503, True)
+        assert (refused.status, "Redis is not available" in refused.text) == (503, True)
         os.kill(own_server.pid, signal.SIGCONT)
         await eventually(lambda: present(visitor, "/"), "the page shows the present again")
 
@@ -70,7 +70,7 @@ async def signed_in(visitor: Visitor, key: str) -> bool:
 
 async def present(visitor: Visitor, path: str) -> bool:
     shown = await visitor.get(path)
-    return shown.status == 200 and "Redis is down." not in shown.text
+    return shown.status == 200 and "Redis is not available." not in shown.text
 
 
 async def test_however_large_the_pages_only_so_many_bytes_are_kept(

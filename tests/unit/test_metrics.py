@@ -6,7 +6,7 @@ from timers.metrics import RUN_SECONDS, Metrics
 
 
 def rendered(metrics: Metrics) -> dict[str, float]:
-    text = metrics.render(None, None, losses=0, dropped=0).decode()
+    text = metrics.render(None, None, servers={}, losses=0, dropped=0).decode()
     lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, _, value in lines}
 
@@ -42,5 +42,5 @@ def test_each_label_has_its_own_number_and_what_has_no_label_begins_at_0() -> No
 
 def test_dropped_changes_are_those_since_the_process_began() -> None:
     metrics = Metrics()
-    metrics.render(None, None, losses=0, dropped=3)
-    assert b"timers_events_dropped_total 5.0" in metrics.render(None, None, losses=0, dropped=5)
+    metrics.render(None, None, servers={}, losses=0, dropped=3)
+    assert b"timers_events_dropped_total 5.0" in metrics.render(None, None, servers={}, losses=0, dropped=5)

@@ -16,7 +16,7 @@ from timers.api.operations import call, route
 from timers.client import TimerClient, posted
 from timers.client.fleet import ALL_SERVED, Unserved, read_fleet
 from timers.core.model import Status
-from timers.doctor.checks import any_full, reaches_some
+from timers.doctor.checks import any_full, away_from, partly_away
 from timers.doctor.examining import unacknowledged
 from timers.engine.pod import UNDECLARED
 from timers.engine.worker import PodHealth, Worker
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS: Final = 0.6
 """How long Redis may take to answer for a probe. Probes themselves usually give up after a second."""
-
-PING_SHARE: Final = 1 / 3
-"""So much of that time the servers of a cluster may then take to say that they are there."""
 
 FRESH_SECONDS: Final = 1.0
 """How long an answer from Redis counts. One read a second serves all probes."""
@@ -59,7 +56,8 @@ class HealthRoutes:
         fresh_seconds: float = FRESH_SECONDS,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        self._store, self._worker, self._ledger, self._answer_seconds = store, worker, ledger, answer_seconds
+        self.worker, self.connections = worker, store.connections
+        self._store, self._ledger, self._answer_seconds = store, ledger, answer_seconds
         self._seen = CachedRead(self._refresh, fresh_seconds)
         self._asked = CachedRead(self._ask_ledger, fresh_seconds)
         self._draining = False
@@ -88,8 +86,8 @@ class HealthRoutes:
         if (moving := self._store.identity.moving) is not None:
             said = str(moving.error)
             problems.append(said.partition(f" to {moving.place}")[0] if visible is not None else said)
-        if self._worker is not None:
-            health = self._worker.health()
+        if self.worker is not None:
+            health = self.worker.health()
             services, waits = health.services, [*health.warnings]
             # The reason for a restart may contain any name.
             bare = visible is not None
@@ -121,7 +119,7 @@ class HealthRoutes:
 
     def _takes_creates(self) -> bool:
         """Whether the ledger takes new timers while Redis is away. A pod that also works has to be unready then."""
-        return self._worker is None and self._ledger is not None and self._ledger.trouble is None
+        return self.worker is None and self._ledger is not None and self._ledger.trouble is None
 
     async def _ask_ledger(self) -> bool:
         if self._ledger is not None:
@@ -141,24 +139,29 @@ class HealthRoutes:
     async def _refresh(self) -> tuple[str, bool, Unserved]:
         """Read from Redis what is wrong with it, whether it is full, and what no pod takes. Whatever it answers,
         there is something to tell the probes."""
-        self._partly = ""
+        self._partly, connections = "", self.connections
+        try:
+            found, away = await asyncio.gather(self._read(), away_from(connections, self._answer_seconds))
+        except Exception as error:  # noqa: BLE001 (a probe gets an answer, whatever lies in Redis)
+            _log.error("data for the probes cannot be read", exc_info=error)
+            said = f"the data in Redis cannot be read ({type(error).__name__}); this pod's log says more"
+            return said, False, ALL_SERVED
+        trouble, is_full, unserved = found
+        if trouble and len(away) < len(connections.nodes) > 1:
+            self._partly = partly_away(connections, away) or f"a part of the cluster is out of reach: {trouble}"
+            trouble = ""
+        return trouble, is_full, unserved
+
+    async def _read(self) -> tuple[str, bool, Unserved]:
+        """As `_refresh`, but of data that can be read."""
         try:
             async with asyncio.timeout(self._answer_seconds):
-                is_full = await any_full(self._store.connections)
+                is_full = await any_full(self.connections)
                 return "", is_full, (await read_fleet(self._store)).unserved
         except TimeoutError:
             trouble = f"Redis does not answer within {self._answer_seconds:g} seconds"
         except Unavailable as error:
             trouble = str(error)
-        except Exception as error:  # noqa: BLE001 (a probe gets an answer, whatever lies in Redis)
-            _log.error("data for the probes cannot be read", exc_info=error)
-            return (
-                f"the data in Redis cannot be read ({type(error).__name__}); this pod's log says more",
-                False,
-                ALL_SERVED,
-            )
-        if await reaches_some(self._store.connections, self._answer_seconds * PING_SHARE):
-            self._partly, trouble = f"a part of the cluster is out of reach: {trouble}", ""
         return trouble, False, ALL_SERVED
 
 
@@ -167,26 +170,36 @@ COUNTS_SECONDS: Final = 0.7
 within a second."""
 
 
-def metrics_route(client: TimerClient, metrics: Metrics, worker: Worker | None) -> web.RouteDef:
-    """The route to add to an application. `worker` is None if this pod does not have that role."""
+def metrics_route(client: TimerClient, pod: HealthRoutes, metrics: Metrics) -> web.RouteDef:
+    """The route to add to an application."""
     inbox = None if client.ledger is None else CachedRead(client.ledger.inbox_seconds, FRESH_SECONDS)
-    return route("getMetrics", partial(_metrics, client, metrics, worker, inbox))
+    return route("getMetrics", partial(_metrics, client, pod, metrics, inbox))
 
 
 async def _metrics(
     client: TimerClient,
+    pod: HealthRoutes,
     metrics: Metrics,
-    worker: Worker | None,
     inbox: CachedRead[float] | None,
     request: web.Request,
 ) -> web.Response:
     """Answers 200 with the exposition text."""
     refuse_query(request)
-    health = None if worker is None else worker.health()
+    health = None if pod.worker is None else pod.worker.health()
     losses, dropped = len(client.losses), client.events_dropped
-    figures, inbox_seconds = await asyncio.gather(_db_figures(client), _known(inbox))
-    up = None if client.ledger is None else client.ledger.trouble is None
-    text = metrics.render(figures, health, losses=losses, dropped=dropped, ledger_up=up, inbox_seconds=inbox_seconds)
+    figures, inbox_seconds, away = await asyncio.gather(
+        _db_figures(client), _known(inbox), away_from(pod.connections, COUNTS_SECONDS)
+    )
+    nodes, has_all = pod.connections.nodes, figures is not None
+    text = metrics.render(
+        figures,
+        health,
+        servers={each.address: has_all or (len(nodes) > 1 and each.address not in away) for each in nodes},
+        losses=losses,
+        dropped=dropped,
+        ledger_up=None if client.ledger is None else client.ledger.trouble is None,
+        inbox_seconds=inbox_seconds,
+    )
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 

@@ -27,11 +27,10 @@ from timers.api.operations import routes_of
 from timers.api.routes import client_routes, refuse_unchecked
 from timers.api.stream import EventRoutes
 from timers.client import TimerClient
-from timers.engine.worker import Worker
 from timers.errors import ConfigurationError, FieldError, LedgerUnavailable, Unavailable, shown
 from timers.logs import get_logger
 from timers.metrics import CONTENT_TYPE as METRICS_TYPE
-from timers.metrics import Figures, Metrics
+from timers.metrics import Metrics
 
 if TYPE_CHECKING:
     from timers.ledger.database import Database
@@ -245,25 +244,21 @@ def _unusable(host: str, setting: str, port: int, error: Exception) -> Configura
     return ConfigurationError(str(wrong))
 
 
-def all_routes(
-    client: TimerClient, health: HealthRoutes, metrics: Metrics, worker: Worker | None
-) -> Sequence[web.RouteDef]:
+def all_routes(client: TimerClient, health: HealthRoutes, metrics: Metrics) -> Sequence[web.RouteDef]:
     """The routes to add to an application. Paths without braces come before paths with them."""
     return (
         *routes_of(health),
         *docs_routes(),
-        metrics_route(client, metrics, worker),
+        metrics_route(client, health, metrics),
         *routes_of(EventRoutes(client)),
         *client_routes(client),
     )
 
 
-def probe_application(
-    client: TimerClient, health: HealthRoutes, metrics: Metrics, worker: Worker | None
-) -> web.Application:
+def probe_application(client: TimerClient, health: HealthRoutes, metrics: Metrics) -> web.Application:
     """An application with health, readiness and metrics, without keys, for kubelets and scrapers."""
     app = web.Application(middlewares=[follow, answer_problems, anonymous])
-    app.add_routes([*routes_of(health), metrics_route(client, metrics, worker)])
+    app.add_routes([*routes_of(health), metrics_route(client, health, metrics)])
     return app
 
 
@@ -289,7 +284,7 @@ async def _wait(for_ledger: Callable[[], bool], request: web.Request) -> web.Res
         case "/readyz":
             return problem(HTTP_PROBLEMS[503], reason, ready=False, redis=redis, warnings=[], problems=[reason])
         case "/metrics":
-            figures: Figures | None = {"timers_ready": {(): 0.0}} if for_ledger() else None
-            text = Metrics().render(figures, None, losses=0, dropped=0)
+            servers = {"": for_ledger()}
+            text = Metrics().render({"timers_ready": {(): 0.0}}, None, servers=servers, losses=0, dropped=0)
             return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
     raise LedgerUnavailable(f"{reason}; nothing was done") if for_ledger() else Unavailable(reason, nothing_done=True)

@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler
 
 from timers.access import ApiKey
 from timers.api.answer import headers_of
-from timers.api.auth import Auth, caller_of, check_origin
+from timers.api.auth import READER_SECONDS, Auth, caller_of, check_origin
 from timers.api.body import BODY_LIMIT_BYTES, read_bytes
 from timers.api.credentials import is_read_only, set_read_only
 from timers.api.operations import DASHBOARD, operation_of, page_at
@@ -24,9 +24,11 @@ from timers.client import TimerClient
 from timers.client.feed import LOG_LIMIT, FeedListener
 from timers.core.durations import in_units
 from timers.dashboard import render
+from timers.doctor.checks import away_from, partly_away
 from timers.errors import Forbidden, InvalidInput, TimersError, Unauthorized, Unavailable
 from timers.logs import get_logger
 from timers.store.callers import Callers
+from timers.store.servers.connections import Connections
 from timers.store.store import Store
 
 T = TypeVar("T")
@@ -106,7 +108,8 @@ def paged(request: web.Request, found: Sequence[T], size: int) -> tuple[Sequence
 class Guard:
     """The middleware around all pages. It runs inside the one that answers with problems."""
 
-    def __init__(self) -> None:
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
         self._remembered: dict[tuple[str, str], tuple[float, bytes]] = {}
         self._bytes = 0
 
@@ -125,7 +128,7 @@ class Guard:
         except Unauthorized:
             return _to_sign_in(request)
         except Unavailable as error:
-            return self._last_state(request, error)
+            return await self._last_state(request, error)
         except TimersError as error:
             page = _error(request, error.problem.status, error.problem.title, error)
             page.headers.update(headers_of(error))
@@ -158,15 +161,17 @@ class Guard:
     def _forget(self, page: tuple[str, str]) -> None:
         self._bytes -= len(self._remembered.pop(page, (0.0, b""))[1])
 
-    def _last_state(self, request: web.Request, error: Unavailable) -> web.Response:
-        """The page as this caller last saw it, with its age, or a page that says that Redis is down."""
+    async def _last_state(self, request: web.Request, error: Unavailable) -> web.Response:
+        """The page as this caller last saw it, with its age, or a page that only says what is wrong."""
+        said = partly_away(self._connections, await away_from(self._connections, READER_SECONDS))
+        title = said[:1].upper() + said[1:] or error.problem.title
         caller = caller_of(request)
         seen_at, seen = self._remembered.get((caller.id if caller else "-", request.path_qs), (0.0, b""))
         if request.method != "GET" or not seen:
-            return _error(request, 503, "Redis is down", error)
+            return _error(request, 503, title, error)
         banner = render.environment().get_template("away.html")
         age = in_units((time.monotonic() - seen_at) * 1000)
-        text = seen.decode().replace(STATE, banner.render(age=age, reason=str(error)), 1)
+        text = seen.decode().replace(STATE, banner.render(title=title, age=age, reason=str(error)), 1)
         return web.Response(text=text, status=503, content_type="text/html", headers=render.HEADERS)
 
 

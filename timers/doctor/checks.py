@@ -285,11 +285,22 @@ async def any_full(connections: Connections) -> bool:
     return any(await asyncio.gather(*(is_full(node.commands) for node in connections.nodes)))
 
 
-async def reaches_some(connections: Connections, seconds: float) -> bool:
-    """Whether some of several servers answer in time."""
+async def away_from(connections: Connections, seconds: float) -> Sequence[str]:
+    """The addresses of a cluster's primaries that do not answer in time, or refuse everything. A single server is not
+    asked."""
     nodes = connections.nodes
     if len(nodes) == 1:
-        return False
-    asked = (asyncio.wait_for(node.commands.ping(), seconds) for node in nodes)
-    found = await asyncio.gather(*asked, return_exceptions=True)
-    return any(answer is True for answer in found)
+        return ()
+    clients: list[Any] = [node.commands for node in nodes]
+    asked = (asyncio.wait_for(client.execute_command("CLUSTER INFO"), seconds) for client in clients)
+    said: Sequence[Any] = await asyncio.gather(*asked, return_exceptions=True)
+    fine = [isinstance(info, dict) and info["cluster_state"] == "ok" for info in said]
+    return [node.address for node, is_fine in zip(nodes, fine, strict=True) if not is_fine]
+
+
+def partly_away(connections: Connections, away: Sequence[str]) -> str:
+    """A sentence if some servers are away while others are not, which are named behind its colon."""
+    if not 0 < len(away) < len(connections.nodes):
+        return ""
+    who = "a primary of the cluster is" if len(away) == 1 else f"{len(away)} primaries of the cluster are"
+    return f"{who} away, and the timers of the others run: {', '.join(away)}"

@@ -87,7 +87,7 @@ async def check_server(store: Store, *, fix: bool, wait_seconds: float, prefixes
         may = await _tried("rights", rights(node, wanted, _root_on(store, node)))
         given = await configured(node)
         current = None if given is None else given.get(FLAGS, "")
-        arrives = arrived.get(node.connections.name, heard).level == "ok"
+        arrives = arrived.get(node.connections.address, heard).level == "ok"
         kept = await _tried("replay", replay(node, wanted))
         return [may, kept, flags(current, heard=arrives, allowed=may.level != "fail")]
 
@@ -254,13 +254,13 @@ async def deliveries(store: Store, wait_seconds: float) -> Mapping[str, Check]:
     """Whether events arrive from each server, by its name."""
     found = await current_parts(store.connections, store.shards)
     checks = await asyncio.gather(*(_tried("delivery", _delivery_of(store, part, wait_seconds)) for part in found))
-    return {part.node.name: check for part, check in zip(found, checks, strict=True)}
+    return {part.node.address: check for part, check in zip(found, checks, strict=True)}
 
 
 async def _delivery_of(store: Store, part: Part, wait_seconds: float) -> Check:
     """Set a key that expires soon, and wait for its event."""
     name = canary_on(store.connections, part, f"doctor-{secrets.token_hex(4)}")
-    where = f" from {part.node.name}" if is_spread(store.connections) else ""
+    where = f" from {part.node.address}" if is_spread(store.connections) else ""
     heard, ready = asyncio.Event(), asyncio.Event()
 
     def take(_channel: bytes, data: bytes | None) -> None:

@@ -161,7 +161,7 @@ class Canaries:
     def unheard(self) -> list[str]:
         """The servers that this pod has no subscription at, or what stands for the one of a db."""
         if is_spread(self._pod.store.connections) and self.by_node:
-            return [each.part.node.name for each in self._within_reach() if not each.subscribed]
+            return [each.part.node.address for each in self._within_reach() if not each.subscribed]
         return [] if any(each.subscribed for each in self.by_node.values()) else ["the server"]
 
     def _within_reach(self) -> list[Canary]:

@@ -79,7 +79,7 @@ class Listener:
                     self._drop(part)
                 for part in found:
                     if part not in held:
-                        held[part] = Supervisor({f"listener of {part.node.name}": self._subscription(part).run})
+                        held[part] = Supervisor({f"listener of {part.node.address}": self._subscription(part).run})
                         held[part].start()
                 await asyncio.sleep(MOVED_SECONDS)
         finally:
@@ -102,7 +102,7 @@ class Listener:
             except Unavailable:
                 continue
             if is_on and said.startswith("added"):
-                _log.info("notification flags of a replica set", node=replica.name, said=said)
+                _log.info("notification flags of a replica set", node=replica.address, said=said)
 
     def _subscription(self, part: Part) -> Subscription:
         made = self._subscriptions.get(part)

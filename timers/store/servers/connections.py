@@ -204,12 +204,6 @@ class Connections:
         return str(self.commands.connection_pool.connection_kwargs.get("username") or "default")
 
     @property
-    def name(self) -> str:
-        """The address of the server."""
-        given = self.commands.connection_pool.connection_kwargs
-        return str(given.get("path") or f"{given.get('host')}:{given.get('port')}")
-
-    @property
     def options(self) -> str:
         """What makes `redis-cli` reach this db, without user and password."""
         given = self.commands.connection_pool.connection_kwargs

@@ -343,6 +343,11 @@ class SentinelConnections(Connections):
         return len(self.sentinels.replicas)
 
     @property
+    def address(self) -> str:
+        """The name of the service, whoever is its primary."""
+        return self.sentinels.service
+
+    @property
     def options(self) -> str:
         host, port = self.sentinels.primary or ("PRIMARY", 6379)
         tls = " --tls" if "ssl_cert_reqs" in self.commands.connection_pool.connection_kwargs else ""
