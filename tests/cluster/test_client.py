@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 from redis.exceptions import (
     ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
+    TryAgainError,
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -126,6 +127,9 @@ async def test_a_slot_that_is_moved_key_by_key_is_waited_for(store: Store, clust
     assert refused.value.nothing_done
     with pytest.raises(Unavailable, match="is being moved"):
         await store.run_all("get", [(keys.root(each), ["log", "a"]) for each in (shard, shard + 1)])
+    root = keys.root(shard)
+    with pytest.raises(TryAgainError, match="is being moved"):
+        await store.connections.commands.exists(f"{root}a", f"{root}b", f"{keys.root(shard + 1)}a")
     # Commands on one key go where it is.
     name = f"{keys.root(shard)}heads"
     assert await store.connections.commands.zcard(name) == 1

@@ -187,7 +187,7 @@ class ClusterRedis(Redis):
 
     async def execute_command(self, *args: Any, **options: Any) -> Answer:
         """See the class."""
-        if args[0] == "EXISTS" and len(args) > 2:
+        if args[0] == "EXISTS" and len({slot_of(name) for name in args[1:]}) > 1:
             return await self._exists(args[1:])
         if args[0] == "SCAN":
             return await self._scan(int(args[1]), args[2:], options)
