@@ -233,7 +233,7 @@ class Metrics(Observer, Collector):
         self._numbers["timers_events_dropped_total"][()], is_up = dropped, any(servers.values())
         single: dict[str, float] = {
             "timers_data_losses": losses,
-            "timers_ready": is_up or bool(ledger_up) if health is None else health.ready,
+            "timers_ready": is_up or bool(ledger_up) if health is None else is_up and health.ready,
         }
         if health is not None:
             single |= {
