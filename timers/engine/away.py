@@ -65,7 +65,8 @@ class Away:
         if not self.shards:
             return []
         first, reason = next(iter(self.shards.items()))
-        return [f"{len(self.shards)} shards are out of reach, such as {first}, and their timers wait: {reason}"]
+        number = f"{len(self.shards)} of {len(self._mine)}"
+        return [f"shards out of reach: {number}, and their timers wait; shard {first}: {reason}"]
 
 
 class _Apart:
