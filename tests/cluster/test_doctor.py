@@ -12,8 +12,9 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.health import HealthRoutes
 from timers.client.durable import refusal_of
 from timers.client.fleet import ALL_SERVED
-from timers.doctor.checks import any_full
+from timers.doctor.checks import Check, any_full
 from timers.doctor.examining import examine
+from timers.doctor.failover import durability_check
 from timers.errors import Unavailable
 from timers.store import keys
 from timers.store.servers.slots import slot_of
@@ -77,6 +78,22 @@ async def test_flags_that_a_replica_lacks_are_named_and_set(cluster: Cluster) ->
         assert "replicas' flags" not in await found(store, wait_seconds=0.2)
 
 
+async def test_a_primary_without_a_replica_is_named(cluster: Cluster) -> None:
+    primary = (await cluster.primaries())[0]
+    async with opened(cluster.url, shards=64) as store:
+        await made(store)
+        replica = await cluster.replica_of(primary)
+        assert (await durability_check(store, (), has_ledger=False)).level == "ok"
+        replica.down()
+
+        async def seen() -> Check | None:
+            check = await durability_check(store, (), has_ledger=False)
+            return check if check.level != "ok" else None
+
+        check = await eventually(seen, "the primary has noticed")
+    assert (check.level, check.said.rpartition("; ")[2]) == ("warn", f"without a replica: {primary.name}")
+
+
 async def test_the_doctor_and_a_create_say_that_a_primary_is_away(cluster: Cluster) -> None:
     for node in cluster.nodes:
         await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
@@ -90,7 +107,8 @@ async def test_the_doctor_and_a_create_say_that_a_primary_is_away(cluster: Clust
         checks = [check for check in await examine(store, wait_seconds=0.2) if check.level == "fail"]
         told = {check.name: check for check in checks}
         assert told["server"].said.startswith(f"{lost.name}: ")
-        assert told["data"].said.startswith("not checked: Redis is not available: ")
+        for name in ("data", "delivery"):
+            assert told[name].said.startswith("not checked: Redis is not available: ")
         assert [check.name for check in checks].count("server") == 1
         assert not any("nothing is armed or run" in check.means for check in checks)  # the others go on
         here = {await cluster.owner(keys.root(shard)) is lost: keys.root(shard) for shard in range(64)}

@@ -180,7 +180,7 @@ async def _refused(store: Store) -> Check:
         try:
             await found(store, wait_seconds=0.2)
         except Unavailable as error:
-            return unreachable(error)
+            return (await unreachable(store, error))[0]
         return None
 
     return await eventually(look, "the server is busy")

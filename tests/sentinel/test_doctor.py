@@ -9,7 +9,8 @@ from tests.sentinels import Sentinels
 from tests.waiting import patient
 from timers.client import open_store
 from timers.doctor.checks import Check
-from timers.doctor.examining import examine
+from timers.doctor.examining import examine, unreachable
+from timers.errors import Unavailable
 from timers.store.servers.connect import connect
 from timers.store.store import Store
 
@@ -46,6 +47,21 @@ async def test_a_sentinel_that_is_away_is_named_and_a_lost_majority_fails(sentin
     second.down()
     found = await finding(store, "sentinels")
     assert (found.level, found.said.partition(",")[0]) == ("fail", "1 of 3 Sentinels answer")
+
+
+async def test_a_primary_that_is_away_beside_a_lost_majority_is_told_with_it(
+    sentinels: Sentinels, store: Store
+) -> None:
+    primary = await sentinels.primary()
+    for sentinel in sentinels.sentinels[:2]:
+        sentinel.down()
+    primary.down()
+    with pytest.raises(Unavailable) as refused:
+        await examine(store)
+    server, decide, *_ = await unreachable(store, refused.value)
+    assert (server.name, decide.name) == ("server", "sentinels")
+    assert (server.level, decide.level) == ("fail", "fail")
+    assert decide.said.startswith("1 of 3 Sentinels answer")
 
 
 async def test_a_primary_that_may_be_cut_off_is_warned_of(sentinels: Sentinels, store: Store) -> None:

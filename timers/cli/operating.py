@@ -125,11 +125,11 @@ async def _examined(*, fix: bool, acknowledge: bool) -> Sequence[Check]:
     settings = load_worker_settings()
     ledger = open_ledger(settings.ledger)
     connections = connect(await reachable_url(settings.redis_url, settings.data_dir))
+    store = Store(connections, shards=settings.shards)
     try:
-        store = Store(connections, shards=settings.shards)
         return await examine(store, fix=fix, acknowledge=acknowledge, progress=progress, ledger=ledger)
     except Unavailable as error:
-        return [unreachable(error)]
+        return await unreachable(store, error)
     finally:
         await connections.close()
         if ledger is not None:

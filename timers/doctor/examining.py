@@ -9,7 +9,7 @@ from timers.client.fleet import NAMES_SHOWN, Fleet, shortened
 from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Status
 from timers.doctor.checks import Check, Level, judged
-from timers.doctor.failover import durability_check
+from timers.doctor.failover import check_failover, durability_check
 from timers.doctor.proofs import DELIVERY_SECONDS, Refusal, check_server, unfinished
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import outbox, queries
@@ -76,13 +76,14 @@ async def examine(
     return checks
 
 
-def unreachable(error: Unavailable) -> Check:
-    """The only finding about a server that does not answer."""
+async def unreachable(store: Store, error: Unavailable) -> list[Check]:
+    """What is found where the server does not answer: that, and whether another one can take its place."""
     repair = next(
         (repair for part, repair in UNREACHABLE.items() if part in str(error).lower()),
         "start it, or correct TIMERS_REDIS_URL",
     )
-    return Check("server", "fail", str(error), "nothing is armed or run", repair)
+    failover = [check async for check in check_failover(store, None, fix=False)]
+    return [Check("server", "fail", str(error), "nothing is armed or run", repair), *failover]
 
 
 def unacknowledged(store: Store) -> list[str]:

@@ -35,18 +35,22 @@ async def durability_check(store: Store, members: Sequence[Member], *, has_ledge
     wanted = {member.settings.get(SETTING, "") for member in members}
     missed = [level for level in LEVELS if level in wanted and level in lacks]
     known = [f"not {level}: {why}" for level, why in lacks.items() if level in WAITS]
-    by_node = [await _priorities(node) for node in store.connections.nodes]
+    nodes = store.connections.nodes
+    by_node = [await _priorities(node) for node in nodes]
     said = "; ".join([listed(lacks), *known, *_shown_priorities(by_node)])
     asked = " and ".join(missed)
     means = f"pods are configured for {asked}, but writes reach only `fast`; answers and metrics show this"
     never = any(some and {*some} == {0} for some in by_node)
     differ = any(len({*some} - {0, None}) > 1 for some in by_node)
     lost = "no failover happens when the server is lost"
+    alone = [node.address for node, some in zip(nodes, by_node, strict=True) if not some and any(by_node)]
+    bare = f"{said}; without a replica: {', '.join(alone)}"
     late = "the one with the lowest number is promoted even if it lags behind; what was only `fast` is lost with that"
     return judged(
         "durability",
         said,
         (bool(missed), "fail", said, means, "; ".join(_REPAIR[level] for level in missed)),
+        (bool(alone), "warn", bare, lost, "start it, or make another node one: `redis-cli CLUSTER REPLICATE ID` there"),
         (never, "warn", f"{said}: none may be promoted", lost, "`redis-cli CONFIG SET replica-priority 100` on one"),
         (differ, "warn", f"{said}: they differ", late, "`redis-cli CONFIG SET replica-priority 100` on each"),
     )

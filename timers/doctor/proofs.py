@@ -281,6 +281,8 @@ async def _delivery_of(store: Store, part: Part, wait_seconds: float) -> Check:
                 await touch_canary(store.connections.commands, key)
                 await set_within(heard, CANARY_MS / 1000 / 5)
     except TimeoutError:
+        if listening.done():
+            listening.result()  # raises why the server cannot be heard
         said = f"no `expired` event of a test key arrived{where} within {wait_seconds:g} s"
         return Check("delivery", "fail", said, means, "see the checks `rights` and `flags`")
     finally:
