@@ -191,7 +191,7 @@ async def _serve(
         worker = _worker(settings, store, registry, client, metrics, stopping=stopping)
         health = HealthRoutes(store, worker, client.ledger)
         callers = Callers(store)
-        auth = _auth(settings, callers)
+        auth = _auth(settings, callers, client.ledger)
         routes = (*all_pages(Parts(store, client, auth, callers)), *all_routes(client, health, metrics))
         probes = await _probes(settings, probe_application(client, health, metrics), ends)
         api = None
@@ -297,10 +297,10 @@ async def _probes(settings: Settings, app: web.Application, ends: AsyncExitStack
     return server
 
 
-def _auth(settings: Settings, callers: Callers) -> Auth:
+def _auth(settings: Settings, callers: Callers, ledger: "Database | None") -> Auth:
     keys = None if settings.api_keys is None else settings.api_keys.get_secret_value()
     secrets = [secret.get_secret_value() for secret in settings.signing_secrets]
-    return Auth(callers, keys, secrets, insecure=settings.insecure, has_ledger=settings.ledger is not None)
+    return Auth(callers, keys, secrets, insecure=settings.insecure, ledger=ledger)
 
 
 async def _drain(worker: Worker, stopping: Stopping) -> None:

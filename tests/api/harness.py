@@ -138,7 +138,7 @@ async def running_api(
             callers,
             keys,
             secrets,
-            has_ledger=ledger is not None,
+            ledger=client.ledger,
             unverified_bytes=unverified_bytes,
             fresh_seconds=keys_fresh_seconds,
         )

@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import pytest
+
 from tests.api.conftest import done
 from tests.api.harness import running_api
 from tests.api.keyed import new_key
@@ -93,6 +95,18 @@ async def test_a_key_that_was_lost_is_not_refused_until_it_is_restored(
         api.store.called = lambda script, _: scripts.append(script)
         assert (await api.call("GET", "/v1/stats", headers=headers)).status == 200
         assert "stage" not in scripts, "while no key is missing, the shard is not asked"
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_an_unknown_key_is_refused_before_any_pod_follows_if_the_ledger_has_no_keys(
+    fleet: Fleet, database: Database, ledger_url: str, *, is_away: bool
+) -> None:
+    url = "sqlite+aiosqlite:////nowhere/ledger.db" if is_away else ledger_url
+    headers, key = new_key()
+    async with running_api(fleet.url, [done], ledger=url, keys=key.entry, keys_fresh_seconds=0.0) as api:
+        assert (await api.call("GET", "/v1/stats", headers=headers)).status == 200
+        answer = await api.call("GET", "/v1/stats", headers=new_key()[0])
+        answer.problem(*((503, "redis-unavailable") if is_away else (401, "unauthorized")))
 
 
 async def test_what_was_taken_back_while_no_pod_kept_it_does_not_come_again(fleet: Fleet, database: Database) -> None:

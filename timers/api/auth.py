@@ -4,10 +4,11 @@ use."""
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Network, ip_address
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, urlsplit
 
 from aiohttp import web
@@ -22,11 +23,24 @@ from timers.api.operations import DASHBOARD, Operation, operation_of
 from timers.client import TimerClient
 from timers.core.fields import check_id, is_prefix
 from timers.core.limits import Rate
-from timers.errors import Denied, Forbidden, InvalidInput, NotFound, RateLimited, Unauthorized, Unavailable, shown
+from timers.errors import (
+    Denied,
+    Forbidden,
+    InvalidInput,
+    LedgerUnavailable,
+    NotFound,
+    RateLimited,
+    Unauthorized,
+    Unavailable,
+    shown,
+)
 from timers.logs import get_logger
 from timers.store.callers import REVOKED, Callers, Quota
 from timers.store.cooperative import CachedRead
 from timers.store.filters import Visible
+
+if TYPE_CHECKING:
+    from timers.ledger.database import Database
 
 _SAFE_METHODS: Final = ("GET", "HEAD")
 _NOBODYS: Final = (".localhost", ".internal", ".local")
@@ -137,7 +151,7 @@ SIGN_INS_OF_ALL: Final = Rate(100_000, 100)
 """Attempts to sign in from everywhere, over all pods: ten a second, 100 at once."""
 
 READER_SECONDS: Final = 0.3
-"""How long a probe or a scrape waits to find out whose key it carries."""
+"""How long a probe or a scrape waits to find out whose key it carries, and a caller for the ledger's word on that."""
 
 _HOW: Final = "send Authorization: Bearer KEY, with a key that `timers keys make` has made"
 
@@ -159,14 +173,14 @@ class Auth:
         secrets: Iterable[str] = (),
         *,
         insecure: bool = False,
-        has_ledger: bool = False,
+        ledger: "Database | None" = None,
         unverified_bytes: int = UNVERIFIED_BYTES,
         fresh_seconds: float = FRESH_SECONDS,
     ) -> None:
         """`api_keys` is the text of TIMERS_API_KEYS, or None if that is not set. `secrets` are those of
         TIMERS_SIGNING_SECRETS. `insecure` means that the API is open on purpose, under any host name. A ledger takes
         new timers while Redis is down. Keys in Redis are read again after `fresh_seconds`."""
-        self._insecure, self._has_ledger = insecure, has_ledger
+        self._insecure, self._ledger = insecure, ledger
         self._unverified = Unverified(unverified_bytes)
         self._callers = callers
         self._configured = read_entries(api_keys or "")
@@ -174,7 +188,7 @@ class Auth:
         self._keys = CachedRead(self._read_keys, fresh_seconds)
         self._was_closed = CachedRead(callers.closed, 0.0)
         self._kept: Set[str] = frozenset()
-        self._ever_kept, self._lacks_keys = False, has_ledger
+        self._ever_kept, self._lacks_keys = False, ledger is not None
         self._signing_keys = credentials.keys_of(secrets)
         self.sessions = Sessions(callers)
         self._closed = api_keys is not None or bool(self._signing_keys)
@@ -276,7 +290,7 @@ class Auth:
 
     def _goes_on(self, operation: Operation) -> bool:
         """Whether the call works while Redis is away, with the keys read last."""
-        return operation.works_without_redis or (operation.arms and self._has_ledger)
+        return operation.works_without_redis or (operation.arms and self._ledger is not None)
 
     async def _known(self, operation: Operation) -> Mapping[str, ApiKey]:
         last = self._keys.last
@@ -294,8 +308,8 @@ class Auth:
         Unavailable: without Redis nobody knows whether a key is revoked. While the db's own key is away, no first key
         can be kept."""
         kept = await self._callers.entries()
-        if self._lacks_keys or (self._has_ledger and self._kept - kept.keys()):
-            are_lost = await self._callers.are_lost()  # asked before they are read, because they come before it says no
+        if self._lacks_keys or (self._ledger is not None and self._kept - kept.keys()):
+            are_lost = await self._are_lost()  # asked before they are read, because they come before it says no
             kept = await self._callers.entries()
             self._lacks_keys = are_lost or bool(self._kept and not kept)
         configured = [key for key in self._configured if kept.get(key.id) != REVOKED]
@@ -303,6 +317,15 @@ class Auth:
             _log.error("the API keys are gone from Redis; the API stays closed", to_do="timers keys make")
         self._kept, self._ever_kept = kept.keys(), await self._was_closed.known()
         return {key.id: key for key in [*_parsed(kept), *configured]}
+
+    async def _are_lost(self) -> bool:
+        """Whether the ledger has keys that Redis has lost, or may have them."""
+        if self._ledger is None or not await self._callers.are_lost():
+            return False
+        with suppress(LedgerUnavailable, TimeoutError):
+            async with asyncio.timeout(READER_SECONDS):
+                return await self._ledger.has_keys()
+        return True
 
     async def _signer(self, request: web.Request, operation: Operation) -> ApiKey:
         proof = credentials.Proof(request.headers, self._signing_keys, time.time())

@@ -10,13 +10,13 @@ from typing import Final
 
 from timers.ledger import facts
 from timers.ledger.database import Database, Transacting
+from timers.ledger.facts import KEY
 from timers.store.callers import Callers
 from timers.store.copying import put_declaration, put_key, put_pause, read_declarations, read_pauses
 from timers.store.following import FIRST_SHARD, is_still, stages
 from timers.store.membership import Declaration
 from timers.store.store import Store
 
-KEY: Final = "key"
 DECLARED: Final = "declared"
 PAUSED: Final = "paused"
 KINDS: Final = (KEY, DECLARED, PAUSED)

@@ -24,6 +24,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from timers.errors import ConfigurationError, LedgerUnavailable
+from timers.ledger.facts import has_keys
 from timers.ledger.file import OpenFile
 from timers.ledger.inbox import set_notify, waited_ms
 from timers.ledger.schema import VERSION_TABLE
@@ -214,6 +215,10 @@ class Database:
     async def inbox_seconds(self) -> float:
         """How long the first row of the inbox has waited; 0 if there is none."""
         return (await self.do(waited_ms, writes=False) or 0) / 1000
+
+    async def has_keys(self) -> bool:
+        """Whether it has API keys, which a db that was lost gets back."""
+        return await self.do(has_keys, writes=False)
 
     async def state(self) -> SchemaState:
         """The state of the tables. Changes nothing."""

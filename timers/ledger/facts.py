@@ -1,12 +1,15 @@
 """Owns the rows of facts: what a db needs besides its timers."""
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.ledger.schema import facts
+
+KEY: Final = "key"
 
 Fact = tuple[str, str]
 """(kind, name)."""
@@ -21,6 +24,12 @@ async def read(connection: AsyncConnection) -> dict[Fact, str]:
     """All facts."""
     found = await connection.execute(sa.select(facts.c.kind, facts.c.name, facts.c.value))
     return {(kind, name): value for kind, name, value in found}
+
+
+async def has_keys(connection: AsyncConnection) -> bool:
+    """Whether there are API keys among them."""
+    asked = sa.select(facts.c.name).where(facts.c.kind == KEY).limit(1)
+    return (await connection.execute(asked)).first() is not None
 
 
 async def write(connection: AsyncConnection, changed: Mapping[Fact, str], gone: Collection[Fact]) -> None:
