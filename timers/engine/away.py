@@ -45,6 +45,11 @@ class Away:
         return True
 
     @property
+    def leaves_some(self) -> bool:
+        """Whether the db has several servers, and some shards are within reach as far as is known."""
+        return len(self._connections.nodes) > 1 and len(self.shards) < len(self._mine)
+
+    @property
     def is_partial(self) -> bool:
         """Whether some shards are out of reach, but not all."""
         return 0 < len(self.shards) < len(self._mine)

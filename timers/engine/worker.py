@@ -253,7 +253,7 @@ class Worker:
 
     def health(self) -> PodHealth:
         states = {name: state for each in self.supervisors for name, state in each.states.items()}
-        fine = (*_FINE, "restarting: Redis") if self._pod.away.is_partial else _FINE
+        fine = (*_FINE, "restarting: Redis") if self._pod.away.leaves_some else _FINE
         problems = [f"{name}: {state}" for name, state in states.items() if not state.startswith(fine)]
         if unheard := self._canaries.unheard:
             problems.append(f"no subscription to {', '.join(unheard)}'s notifications")
