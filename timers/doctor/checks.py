@@ -271,7 +271,8 @@ async def _examined(node: Connections, examine: Examine) -> Sequence[Check]:
     try:
         return await examine(Store(node))
     except Unavailable as error:
-        repair = "start it, or let a replica take over: `redis-cli CLUSTER FAILOVER TAKEOVER` on that"
+        gone = "if it is gone for good and no replica takes over by itself: `redis-cli CLUSTER FAILOVER FORCE` on one"
+        repair = f"start it; {gone}; docs/runbook.md"
         return [Check("server", "fail", str(error), SHARDS_WAIT, repair)]
 
 

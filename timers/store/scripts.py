@@ -26,7 +26,7 @@ from redis.exceptions import (
 )
 
 from timers.errors import ConfigurationError, Full, Moving, RedisRights, TimersError, Unavailable
-from timers.store.servers.connections import A_SENTINEL, ONE_NODE, NotSent, Scripts
+from timers.store.servers.connections import A_SENTINEL, ONE_NODE, SLOT_MOVES, NotSent, Scripts
 from timers.store.servers.durability import Writer, Written
 
 Argument = str | int | bytes
@@ -147,7 +147,8 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
         return ConfigurationError(ONE_NODE)
     if isinstance(error, ResponseError):
         if isinstance(error, AskError | ClusterDownError | TryAgainError) or str(error).startswith(PASSING_TROUBLES):
-            return Unavailable(f"Redis cannot do this now: {error}", nothing_done=alone)
+            said = SLOT_MOVES.format(error.slot_id) if isinstance(error, AskError) else str(error)
+            return Unavailable(f"Redis cannot do this now: {said}", nothing_done=alone)
         if _NO_DATA.match(str(error)):
             return ConfigurationError(A_SENTINEL)
         if moving := _MOVING.match(str(error)):

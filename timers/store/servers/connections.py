@@ -26,6 +26,7 @@ from timers.store.servers.durability import CLOSED, WAIT_MS, Command, DurableWri
 POOL_SIZE: Final = 32
 DEFAULT_SHARDS: Final = 1
 ONE_NODE: Final = "TIMERS_REDIS_URL names one node of a cluster; use redis+cluster://HOST:PORT (or rediss+cluster://)"
+SLOT_MOVES: Final = "hash slot {} is being moved to another node of the cluster"
 A_SENTINEL: Final = (
     "TIMERS_REDIS_URL names a Sentinel; use redis+sentinel://HOST:PORT/SERVICE/DB (or rediss+sentinel://)"
 )

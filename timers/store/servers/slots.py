@@ -21,7 +21,7 @@ from redis.exceptions import (
 
 from timers.errors import ConfigurationError
 from timers.setting_values import redacted, split_hosts
-from timers.store.servers.connections import Connections, connect_server
+from timers.store.servers.connections import SLOT_MOVES, Connections, connect_server
 from timers.store.servers.durability import REMEMBERED_SECONDS
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class Slots:
                 self.doubt()
                 raise
             await asyncio.sleep(pause)
-        raise TryAgainError(f"hash slot {slot_of(key)} is being moved to another node of the cluster")
+        raise TryAgainError(SLOT_MOVES.format(slot_of(key)))
 
     async def answer(self, asked: Awaitable[T]) -> T:
         """The answer of a node. While it keeps us waiting, the cluster is asked again and again: once another has taken
