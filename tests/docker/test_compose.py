@@ -155,6 +155,11 @@ def test_up_ends_what_only_another_variant_has(tmp_path: Path) -> None:
     assert {"up", "--wait", "--remove-orphans"} <= set(asked)
 
 
+def test_a_pod_that_is_stopped_while_it_starts_ends_at_once() -> None:
+    """Not after the grace period. The kernel drops a signal for which PID 1 has no handler yet."""
+    assert all(compose()["services"][each]["init"] is True for each in ("api", "worker"))
+
+
 def test_the_balancer_ends_open_streams_before_the_engine_kills_it() -> None:
     (seconds,) = re.findall(r"^ +hard-stop-after (\d+)s$", (FOLDER / "haproxy.cfg").read_text(), re.MULTILINE)
     assert int(seconds) < 10
