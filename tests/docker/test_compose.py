@@ -137,6 +137,14 @@ def test_each_variant_keeps_its_data_in_volumes_of_its_own() -> None:
     assert len(names) == len(set(names))
 
 
+@EACH
+def test_no_container_leaves_a_volume_without_a_name_behind(name: str) -> None:
+    """Redis's image declares one at /data, which the engine makes for each container that mounts nothing there."""
+    for service, given in variant(name).items():
+        mounted = {each.split(":")[1] for each in given.get("volumes", ())} | set(given.get("tmpfs", ()))
+        assert not given.get("image", "").startswith("redis:") or "/data" in mounted, service
+
+
 def test_pods_of_another_variant_start_anew() -> None:
     """`up` compares what a service says, not the files of its secrets."""
     for service in ("api", "worker"):
