@@ -163,6 +163,17 @@ def test_up_ends_what_only_another_variant_has(tmp_path: Path) -> None:
     assert {"up", "--wait", "--remove-orphans"} <= set(asked)
 
 
+def test_what_runs_takes_the_secrets_that_up_makes_anew(tmp_path: Path) -> None:
+    """Else the key that `up` names is refused, and a server that restarts refuses the pods."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "docker").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
+    (programs / "docker").chmod(0o755)
+    for anew in (True, False):
+        assert stack(tmp_path, "up", PATH=f"{programs}:{os.environ['PATH']}").returncode == 0
+        assert ("--force-recreate" in (tmp_path / "asked").read_text().splitlines()[-1].split()) is anew
+
+
 def test_a_pod_that_is_stopped_while_it_starts_ends_at_once() -> None:
     """Not after the grace period. The kernel drops a signal for which PID 1 has no handler yet."""
     assert all(compose()["services"][each]["init"] is True for each in ("api", "worker"))
