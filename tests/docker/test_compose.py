@@ -152,12 +152,18 @@ def test_pods_of_another_variant_start_anew() -> None:
         assert len(labels) == len(set(labels))
 
 
-def test_up_ends_what_only_another_variant_has(tmp_path: Path) -> None:
-    programs = tmp_path / "bin"
+def noting_docker(folder: Path) -> str:
+    """A PATH with a `docker` that does nothing but write into the file `asked` what it was asked."""
+    programs = folder / "bin"
     programs.mkdir()
-    (programs / "docker").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
+    (programs / "docker").write_text(f'#!/bin/sh\necho "$@" >>{folder}/asked\n')
     (programs / "docker").chmod(0o755)
-    assert stack(tmp_path, "up", "cluster", PATH=f"{programs}:{os.environ['PATH']}").returncode == 0
+    return f"{programs}:{os.environ['PATH']}"
+
+
+def test_up_ends_what_only_another_variant_has(tmp_path: Path) -> None:
+    path = noting_docker(tmp_path)
+    assert stack(tmp_path, "up", "cluster", PATH=path).returncode == 0
     asked = (tmp_path / "asked").read_text().splitlines()[-1].split()
     assert asked[:5] == ["compose", "--file", "compose.yaml", "--file", "compose.cluster.yaml"]
     assert {"up", "--wait", "--remove-orphans"} <= set(asked)
@@ -165,13 +171,22 @@ def test_up_ends_what_only_another_variant_has(tmp_path: Path) -> None:
 
 def test_what_runs_takes_the_secrets_that_up_makes_anew(tmp_path: Path) -> None:
     """Else the key that `up` names is refused, and a server that restarts refuses the pods."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "docker").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
-    (programs / "docker").chmod(0o755)
+    path = noting_docker(tmp_path)
     for anew in (True, False):
-        assert stack(tmp_path, "up", PATH=f"{programs}:{os.environ['PATH']}").returncode == 0
+        assert stack(tmp_path, "up", PATH=path).returncode == 0
         assert ("--force-recreate" in (tmp_path / "asked").read_text().splitlines()[-1].split()) is anew
+
+
+def test_the_users_of_the_containers_can_read_what_is_mounted_from_a_checkout_of_its_owner(tmp_path: Path) -> None:
+    path = noting_docker(tmp_path)
+    stack(tmp_path, "secrets")
+    assert shell(f"chmod -R go= {tmp_path / 'docker'}").returncode == 0
+    assert stack(tmp_path, "up", PATH=path).returncode == 0
+    for mount in {each for name in FILES for service in variant(name).values() for each in service.get("volumes", ())}:
+        source = tmp_path / "docker" / mount.split(":")[0]
+        for file in [source, *source.rglob("*")] if mount.startswith(".") else ():
+            owner, others = file.stat().st_mode >> 6 & 0o5, file.stat().st_mode & 0o5
+            assert others == owner, file
 
 
 def test_a_pod_that_is_stopped_while_it_starts_ends_at_once() -> None:
