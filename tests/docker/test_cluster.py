@@ -176,6 +176,32 @@ async def test_nodes_that_all_have_new_addresses_find_each_other(started: Cluste
     await again.connections.close()
 
 
+_DEAF: Final = """#!/bin/sh
+case "$*" in *"-p 7001"*) one=myself, ;; *) other=myself, ;; esac
+case "$*" in
+*"cluster meet"*) touch met ;;
+*"cluster info") touch asked; printf 'cluster_state:ok\ncluster_slots_assigned:16384\n' ;;
+*"info replication") [ -e met ] && echo master_link_status:up ;;
+*"cluster nodes")
+    [ ! -e asked ] || [ -e met ] || lost=,fail?
+    echo "a 10.0.0.1:7001@1 ${one}master$lost - 0 0 1 connected 0-16383"
+    echo "b 10.0.0.2:7002@2 ${other}slave$lost a 0 0 1 connected" ;;
+esac
+"""
+
+
+def test_nodes_that_notice_late_that_the_others_have_moved_are_led_to_them(tmp_path: Path) -> None:
+    """At first they take the others at their old addresses for connected: in a network where those answer nothing."""
+    for name, text in (("redis-cli", _DEAF), ("sleep", "#!/bin/sh\necho >>slept\n[ $(wc -l <slept) -lt 9 ]\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "replication").write_text("secret")
+    words = [str(FOLDER / "redis" / "cluster"), "localhost:7001:1", "localhost:7002:2"]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SECRETS": str(tmp_path)}
+    assert subprocess.run(words, env=environment, cwd=tmp_path, check=False).returncode == 0
+    assert (tmp_path / "met").exists()
+
+
 def test_a_newcomer_sees_a_failover_without_a_container_engine(tmp_path: Path) -> None:
     """The commands of the README, with other ports."""
     stack(tmp_path, "usage")
