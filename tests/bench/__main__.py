@@ -109,7 +109,7 @@ def main(
         http.benchmark(10_000, 40_000),
         inbox.benchmark(10.0),
         instructions.benchmark(6),
-        ledger.benchmark(20_000, 5_000, burst_timers, restored),
+        ledger.benchmark(40_000, 5_000, burst_timers, restored),
         durable.benchmark(4_000, 2_000, 200, 15),
         losses.benchmark(failovers, 1_000),
         scale.scale(counts, per_s, 10.0, burst_timers),
