@@ -5,6 +5,7 @@ import asyncio
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -50,6 +51,9 @@ def benchmark(batches: int) -> Benchmark:
 
 
 async def _measure(batches: int, stage: Stage) -> Sequence[Row]:
+    if shutil.which("valgrind") is None:
+        print("not measured: there is no valgrind", file=sys.stderr)
+        return ()
     without, followed = [await _counted(batches, stage, ledger) for ledger in (False, True)]
     both = [*zip_longest(_STEPS, without, followed, fillvalue=0.0), ("all", sum(without), sum(followed))]
     return [(step, one, other, other / one if one else float("inf")) for step, one, other in both]

@@ -12,7 +12,7 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.health import HealthRoutes
 from timers.client.durable import refusal_of
 from timers.client.fleet import ALL_SERVED
-from timers.doctor.checks import Check, any_full
+from timers.doctor.checks import Check, any_full, away_from
 from timers.doctor.examining import examine
 from timers.doctor.failover import durability_check
 from timers.errors import Unavailable
@@ -170,6 +170,17 @@ async def test_a_primary_that_hangs_leaves_pods_ready(cluster: Cluster) -> None:
         hung.hang()
         assert (await health._refresh())[0] == ""
         assert health._partly == f"a primary of the cluster is away, and the timers of the others run: {hung.name}"
+
+
+async def test_a_primary_whose_user_may_not_ask_is_not_away(cluster: Cluster) -> None:
+    async with opened(cluster.url, shards=64) as store:
+        await made(store)
+        refusing, *_ = await cluster.primaries()
+        await refusing.ask("ACL", "SETUSER", "default", "-cluster|info")
+        try:
+            assert await away_from(store.connections, DEADLINE_SECONDS) == []
+        finally:
+            await refusing.ask("ACL", "SETUSER", "default", "+cluster|info")
 
 
 async def test_the_dashboard_and_the_metrics_name_a_primary_that_is_away(cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from timers.errors import RedisRights, Unavailable
 from timers.store.notifications import FLAGS, text_of
@@ -287,15 +287,18 @@ async def any_full(connections: Connections) -> bool:
 
 
 async def away_from(connections: Connections, seconds: float) -> Sequence[str]:
-    """The addresses of a cluster's primaries that do not answer in time, or refuse everything. A single server is not
-    asked."""
+    """The addresses of a cluster's primaries that do not answer in time, or refuse everything. One that only refuses
+    the question is there. A single server is not asked."""
     nodes = connections.nodes
     if len(nodes) == 1:
         return ()
     clients: list[Any] = [node.commands for node in nodes]
     asked = (asyncio.wait_for(client.execute_command("CLUSTER INFO"), seconds) for client in clients)
     said: Sequence[Any] = await asyncio.gather(*asked, return_exceptions=True)
-    fine = [isinstance(info, dict) and info["cluster_state"] == "ok" for info in said]
+    fine = [
+        info["cluster_state"] == "ok" if isinstance(info, dict) else isinstance(info, NoPermissionError)
+        for info in said
+    ]
     return [node.address for node, is_fine in zip(nodes, fine, strict=True) if not is_fine]
 
 
