@@ -100,13 +100,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The rule of what runs where. What the server itself does may differ between the families: tests of that
     (`every_server`) run on both, and so do those of the store, which show that each script does the same on both: on a
     Valkey by itself, and on Redis as a cluster, which refuses more. What pods make of it runs on one.
-    `--every-server` runs all."""
+    `--every-server` runs all, and those of the store on the test kit's fake server too."""
     on, all_servers = metafunc.config.getoption("on"), metafunc.config.getoption("every_server")
     if "family" in metafunc.fixturenames:
         each = all_servers or metafunc.definition.get_closest_marker("every_server")
         metafunc.parametrize("family", FAMILIES if each else FAMILIES[:1])
     kinds = KINDS if all_servers else ("valkey", "cluster")
-    for name, usual in (("backend", ("fake", *kinds)), ("kind", kinds)):
+    for name, usual in (("backend", ("fake", *kinds) if all_servers else kinds), ("kind", kinds)):
         if name in metafunc.fixturenames and name not in _own_parameters(metafunc):
             metafunc.parametrize(name, usual if on == ONE_SERVER else FAMILIES)
 

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.conftest import SharedServers
 from tests.store.acts import (
     LEASE_MS,
     OTHER,
@@ -20,6 +21,7 @@ from tests.store.acts import (
     put_list,
     settle,
 )
+from tests.store.backends import open_store
 from timers.core.limits import Limits, Rate
 from timers.core.model import Status, Timer
 from timers.store import keys, queries
@@ -104,6 +106,12 @@ async def read_all(store: Store) -> None:
     await queries.earliest_due(store)
     await queries.paused(store)
     await queries.quarantined(store)
+
+
+@pytest.mark.parametrize("act", ACTS)
+async def test_the_fake_server_of_the_test_kit_runs_every_script(act: str, servers: SharedServers) -> None:
+    async with open_store(servers, "fake") as store:
+        await ACTS[act](await World.made(store))
 
 
 STRINGS: Final = (f"{ROOT}token", f"{ROOT}epoch", f"{ROOT}lease:{PREFIX}:run", f"{ROOT}lease:{PREFIX}:lost")
