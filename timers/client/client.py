@@ -53,7 +53,7 @@ from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_
 from timers.store.membership import Member
 from timers.store.notifications import changes
 from timers.store.servers.connect import connect
-from timers.store.servers.durability import FSYNC
+from timers.store.servers.durability import FSYNC, WAITS
 from timers.store.store import ARM_LIMIT, Arming, Reply, Store
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class TimerClient(Timers):
 
         def asked(p: Arming) -> tuple[Durability, int]:
             level = p.durability or "fast"
-            return level, 0 if level == "fast" else store.shard_of(p.prefix, p.id)
+            return level, store.shard_of(p.prefix, p.id) if level in WAITS else 0
 
         levels = {asked(p) for p in planned if isinstance(p, Arming)}
         lacks = {level: error for level in levels if (error := await self._lacks(*level))}

@@ -133,7 +133,7 @@ def _steps(armings: Sequence[Arming]) -> list[list[int]]:
     """The places of what can be armed together, step by step: of one durability, and if the ledger is asked which of
     them are new, each timer once. It is asked first, so that nothing is armed if it is away."""
     levels = {arming.durability for arming in armings}
-    if _LEDGER not in levels and len(levels) < 2:
+    if len(levels) < 2 and (_LEDGER not in levels or len({arming[:2] for arming in armings}) == len(armings)):
         return [list(range(len(armings)))]
     times, steps = Counter[Identity](), defaultdict[tuple[int, bool, str], list[int]](list)
     for place, arming in enumerate(armings):

@@ -42,7 +42,8 @@ Queue = tuple[int, str]
 class Arming(NamedTuple):
     """One timer to arm. `due` is `@<epoch ms>` or `+<ms from now>`, counted by the server. `created_ms` is not 0 if
     the ledger has it already, with that creation; `known` if the ledger has another of that name. With a `life` it is
-    only armed in that one of its shard. An empty `durability` is `fast`, but nobody wants to hear of it."""
+    only armed in that one of its shard. An empty `durability` is `fast`, but nobody wants to hear of it. `body` has the
+    spec and the progress as the record keeps them, a line each, if somebody has encoded them already."""
 
     prefix: str
     id: str
@@ -55,6 +56,7 @@ class Arming(NamedTuple):
     durability: Durability | Literal[""] = ""
     known: bool = False
     life: str = ""
+    body: str = ""
 
 
 class Reply(NamedTuple):
@@ -549,4 +551,5 @@ def _arming(a: Arming) -> str:
     its length."""
     due = f"{a.due}/{a.created_ms}" if a.created_ms or a.known else a.due
     due = f"{due}@{a.life}" if a.life else due
-    return f"{a.prefix} {a.id} {a.if_exists} {due} {a.cause}\n{encode(a.spec)}\n{codec.encode_progress(a.progress)}"
+    body = a.body or f"{encode(a.spec)}\n{codec.encode_progress(a.progress)}"
+    return f"{a.prefix} {a.id} {a.if_exists} {due} {a.cause}\n{body}"
