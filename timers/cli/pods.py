@@ -123,60 +123,38 @@ def folders_of(modules: Iterable[str]) -> set[Path]:
 
 
 def reloading(folders: Iterable[Path]) -> int:
-    """Run this command without `--reload` until a signal ends it, and restart it after each change. Returns its exit
-    code."""
+    """Run this command without `--reload` until a signal ends it, and restart it after each change; if it has ended by
+    itself, because its code is broken, only then. Returns its exit code."""
     try:
         from watchfiles import PythonFilter, watch  # noqa: PLC0415 (the extra `reload`)
     except ImportError:
         raise ConfigurationError("--reload needs watchfiles: pip install 'redis-timers[reload]'") from None
     logging.getLogger("watchfiles").setLevel(logging.WARNING)  # watchfiles only counts changes; here they are named
-    stop = threading.Event()
-    pod = _Pod(stop)
+    command = [sys.executable, *(word for word in sys.orig_argv[1:] if word != "--reload")]
+    stop, is_reported = threading.Event(), False
+    pod: subprocess.Popen[bytes] | None = None
+
+    def pass_on(_number: int, _frame: FrameType | None) -> None:
+        """The first signal ends the pod in order, the second faster."""
+        stop.set()
+        if pod is not None:
+            pod.terminate()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_on)
     polls = watch(*folders, watch_filter=PythonFilter(), rust_timeout=POLL_MS, yield_on_timeout=True, stop_event=stop)
     for changes in polls:  # the first comes once the folders are watched
-        pod.poll({Path(path).name for _, path in changes})
-    return pod.end()
-
-
-class _Pod:
-    """The child process, in its own session, so that Ctrl-C reaches it only once, through this process."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
-        self._process: subprocess.Popen[bytes] | None = None
-        self._reported = False
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._signalled)
-
-    def poll(self, changed: set[str]) -> None:
-        """Start the child at the first poll, and restart it when files have changed. If it has ended by itself, because
-        its code is broken, wait for the next change."""
-        if self._process is None:
-            self._start()
-        elif changed:
-            note(f"{', '.join(sorted(changed))} changed; restarting")
-            if self._process.poll() is None:
-                self._process.terminate()
-            self._process.wait()
-            if not self._stop.is_set():
-                self._start()
-        elif self._process.poll() is not None and not self._reported:
+        if pod is not None and changes:
+            note(f"{', '.join(sorted({Path(path).name for _, path in changes}))} changed; restarting")
+            pod.terminate()
+            pod.wait()
+        if pod is None or (changes and not stop.is_set()):
+            # In its own session, so that Ctrl-C reaches it only once, through this process.
+            pod, is_reported = subprocess.Popen(command, start_new_session=True), False
+        elif pod.poll() is not None and not is_reported:
             note("the pod has ended; waiting for a change")
-            self._reported = True
-
-    def end(self) -> int:
-        """Wait for the child to end. Returns its exit code."""
-        return 0 if self._process is None else self._process.wait()
-
-    def _start(self) -> None:
-        command = [sys.executable, *(word for word in sys.orig_argv[1:] if word != "--reload")]
-        self._process, self._reported = subprocess.Popen(command, start_new_session=True), False
-
-    def _signalled(self, _number: int, _frame: FrameType | None) -> None:
-        """Pass the signal on. The first ends the pod in order, the second faster."""
-        self._stop.set()
-        if self._process is not None:
-            self._process.terminate()
+            is_reported = True
+    return 0 if pod is None else pod.wait()
 
 
 _FILES: Final = {
