@@ -57,40 +57,14 @@ _SECRET_CHARACTERS: Final = 43
 """Each is one of 62, which makes 256 bits: too many to guess from a hash, so one round of SHA-256 is enough."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """A set of prefixes. Each pattern is a prefix, or the beginning of prefixes and `*`."""
-
-    patterns: tuple[str, ...]
-
-    @classmethod
-    def parse(cls, given: Iterable[str]) -> Self:
-        """From patterns. Raises InvalidInput."""
-        patterns = tuple(dict.fromkeys(given))
-        for pattern in patterns:
-            if pattern != ALL_PREFIXES:
-                check_prefixes(pattern, "prefixes")
-        if not patterns:
-            raise InvalidInput.of("prefixes", "", PREFIXES_RULE)
-        return cls(patterns)
-
-    def covers(self, prefix: str) -> bool:
-        """Whether the prefix is among them."""
-        return ALL_PREFIXES in self.patterns or any(covers(each, prefix) for each in self.patterns)
-
-    @property
-    def is_everything(self) -> bool:
-        """Whether it covers every possible prefix."""
-        return ALL_PREFIXES in self.patterns
-
-
 @dataclass(frozen=True)
 class ApiKey:
-    """A key as it is kept, and who asks with it. `options` is what follows the rights: texts, and numbers for the two
-    limits of timers. (What a call asks for is worked out once.)"""
+    """A key as it is kept, and who asks with it. Each of `prefixes` is one, or the beginning of several and `*`.
+    `options` is what follows the rights: texts, and numbers for the two limits of timers. (What a call asks for is
+    worked out once.)"""
 
     id: str
-    scope: Scope
+    prefixes: tuple[str, ...]
     rights: frozenset[Right]
     options: Mapping[str, Any] = field(default_factory=dict)
     digest: bytes = field(default=b"", repr=False)
@@ -103,8 +77,8 @@ class ApiKey:
         if not _ID.fullmatch(key_id) or not _DIGEST.fullmatch(digest):
             raise InvalidInput.of("key", entry, ENTRY_RULE)
         given = {name: value for name, _, value in (option.partition("=") for option in options if option)}
-        scope, allowed = Scope.parse(prefixes.split("+")), parse_rights(rights.split("+"))
-        return cls(key_id, scope, allowed, _options(given), bytes.fromhex(digest))
+        covered, allowed = parse_prefixes(prefixes.split("+")), parse_rights(rights.split("+"))
+        return cls(key_id, covered, allowed, _options(given), bytes.fromhex(digest))
 
     @classmethod
     def kept(cls, entry: str) -> Self | None:
@@ -117,7 +91,7 @@ class ApiKey:
     @property
     def entry(self) -> str:
         """The line to keep."""
-        parts = [self.id, self.digest.hex(), "+".join(self.scope.patterns), "+".join(sorted(self.rights))]
+        parts = [self.id, self.digest.hex(), "+".join(self.prefixes), "+".join(sorted(self.rights))]
         return ":".join(parts + [f"{name}={value}" for name, value in self.options.items()])
 
     @cached_property
@@ -125,10 +99,19 @@ class ApiKey:
         """Its name, or its id if it has none."""
         return str(self.options.get("name", self.id))
 
+    def covers(self, prefix: str) -> bool:
+        """Whether it covers the prefix."""
+        return ALL_PREFIXES in self.prefixes or any(covers(each, prefix) for each in self.prefixes)
+
     @cached_property
     def sees(self) -> Callable[[str], bool] | None:
         """Tells the prefixes that it covers from others; None if it covers all."""
-        return None if self.scope.is_everything else self.scope.covers
+        return None if ALL_PREFIXES in self.prefixes else self.covers
+
+    @property
+    def may_make_keys(self) -> bool:
+        """Whether it has every right over every prefix: any other key could get more by making another."""
+        return self.sees is None and len(self.rights) == len(RIGHTS)
 
     @cached_property
     def rate(self) -> Rate | None:
@@ -144,9 +127,19 @@ class ApiKey:
         return MOST_PREFIXES if most is None and "pending" in self.options else most
 
 
-EVERYTHING: Final = Scope((ALL_PREFIXES,))
-ANYBODY: Final = ApiKey("", EVERYTHING, frozenset(RIGHTS))
+ANYBODY: Final = ApiKey("", (ALL_PREFIXES,), frozenset(RIGHTS))
 """Anybody who reaches an API that asks for no key."""
+
+
+def parse_prefixes(given: Iterable[str]) -> tuple[str, ...]:
+    """From prefixes, and beginnings of them with `*`. Raises InvalidInput."""
+    prefixes = tuple(dict.fromkeys(given))
+    for each in prefixes:
+        if each != ALL_PREFIXES:
+            check_prefixes(each, "prefixes")
+    if not prefixes:
+        raise InvalidInput.of("prefixes", "", PREFIXES_RULE)
+    return prefixes
 
 
 def parse_rights(given: Iterable[str]) -> frozenset[Right]:
@@ -180,11 +173,11 @@ def read_entries(text: str) -> tuple[ApiKey, ...]:
 def make_key(prefixes: Iterable[str], rights: Iterable[str], **options: str | int | None) -> tuple[str, ApiKey]:
     """A new key, to be shown once, and what is kept of it. The prefixes are patterns, the options those of an entry;
     None means no such option. Raises InvalidInput."""
-    scope, allowed = Scope.parse(prefixes), parse_rights(rights)
+    covered, allowed = parse_prefixes(prefixes), parse_rights(rights)
     key_id = _random(string.ascii_lowercase + string.digits, _ID_CHARACTERS)
     secret = f"{_KIND}_{key_id}_{_random(string.ascii_letters + string.digits, _SECRET_CHARACTERS)}"
     given = _options({name: str(value) for name, value in options.items() if value is not None})
-    return secret, ApiKey(key_id, scope, allowed, given, hashlib.sha256(secret.encode()).digest())
+    return secret, ApiKey(key_id, covered, allowed, given, hashlib.sha256(secret.encode()).digest())
 
 
 def _random(characters: str, length: int) -> str:

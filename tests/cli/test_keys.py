@@ -19,7 +19,7 @@ def test_a_key_is_shown_once_and_kept_as_a_hash(timers: CommandLine, redis: Redi
     key, entry = made.json["key"], made.json["entry"]
     kept = ApiKey.parse(entry)
     assert hashlib.sha256(key.encode()).digest() == kept.digest
-    assert kept.scope.patterns == ("orders", "send-*", "mail")
+    assert kept.prefixes == ("orders", "send-*", "mail")
     assert kept.rights == {"read", "write"}
     assert kept.options == {
         "rate": "100/s",
@@ -35,7 +35,7 @@ def test_a_key_is_shown_once_and_kept_as_a_hash(timers: CommandLine, redis: Redi
 
 def test_without_options_it_may_do_everything(timers: CommandLine) -> None:
     kept = ApiKey.parse(timers("keys", "make", "-o", "json").json["entry"])
-    assert kept.scope.is_everything
+    assert kept.sees is None
     assert kept.rights == {"read", "write", "operate"}
 
 

@@ -5,7 +5,7 @@ import hmac
 
 import pytest
 
-from timers.access import ALL_PREFIXES, ApiKey, Scope, make_key, parse_rights, read_entries, with_secret
+from timers.access import ALL_PREFIXES, ApiKey, make_key, parse_rights, read_entries, with_secret
 from timers.core.limits import Rate
 from timers.errors import InvalidInput
 
@@ -45,8 +45,9 @@ def test_no_two_keys_are_alike() -> None:
 def test_a_prefix_covers_itself_and_with_a_star_its_continuations(
     patterns: list[str], prefix: str, covered: bool
 ) -> None:
-    assert Scope.parse(patterns).covers(prefix) is covered
-    assert Scope.parse(patterns).is_everything is (patterns == [ALL_PREFIXES])
+    _, kept = make_key(patterns, READ)
+    assert kept.covers(prefix) is covered
+    assert (kept.sees is None) is (patterns == [ALL_PREFIXES])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from structlog.contextvars import bound_contextvars
 
-from timers.access import ANYBODY, ApiKey, Scope, read_entries, with_secret
+from timers.access import ANYBODY, ApiKey, read_entries, with_secret
 from timers.api import credentials
 from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, Unverified, keep_body
 from timers.api.credentials import Sessions, is_read_only
@@ -102,13 +102,13 @@ def acting(client: TimerClient, request: web.Request) -> TimerClient:
     """The client, so that changes are made in the name of the request's key and within its quota."""
     caller = request[_CALLER]
     most = caller.most_prefixes
-    within = None if most is None else Quota(caller.options.get("pending"), caller.scope.patterns, most)
+    within = None if most is None else Quota(caller.options.get("pending"), caller.prefixes, most)
     return client.acting(caller.name or None, within, caller.sees)
 
 
-def scope_of(request: web.Request) -> Scope:
-    """The prefixes of the caller."""
-    return request[_CALLER].scope
+def prefixes_of(request: web.Request) -> tuple[str, ...]:
+    """What the caller's key covers."""
+    return request[_CALLER].prefixes
 
 
 def visible_to(request: web.Request) -> Visible | None:
@@ -118,7 +118,7 @@ def visible_to(request: web.Request) -> Visible | None:
 
 def require_visible(request: web.Request, prefix: str) -> None:
     """Raises NotFound for a prefix that the request may not touch, and tells no more than that."""
-    if not request[_CALLER].scope.covers(prefix):
+    if not request[_CALLER].covers(prefix):
         raise nothing_of(prefix)
 
 
@@ -129,10 +129,10 @@ def nothing_of(prefix: str) -> NotFound:
 
 _log = get_logger("timers.api")
 
-_SIGNER: Final = ApiKey("signed", ANYBODY.scope, ANYBODY.rights)
+_SIGNER: Final = ApiKey("signed", ANYBODY.prefixes, ANYBODY.rights)
 """Anybody with a signing secret may do everything that a signature can cover."""
 
-_ANONYMOUS: Final = ApiKey("", Scope(()), frozenset())
+_ANONYMOUS: Final = ApiKey("", (), frozenset())
 """A caller that sees no prefix and may do only what anybody may do."""
 
 FRESH_SECONDS: Final = 1.0
@@ -400,7 +400,7 @@ def _check_prefix(caller: ApiKey, request: web.Request) -> None:
     """Raises NotFound if the address has a prefix of others, in the same words as for a timer that does not exist. The
     call itself refuses an invalid prefix, together with every other mistake."""
     prefix, timer_id = request.match_info.get("prefix"), request.match_info.get("id")
-    if prefix is None or not is_prefix(prefix) or caller.scope.covers(prefix):
+    if prefix is None or not is_prefix(prefix) or caller.covers(prefix):
         return
     if timer_id is None:
         raise nothing_of(prefix)
@@ -410,5 +410,5 @@ def _check_prefix(caller: ApiKey, request: web.Request) -> None:
 def _check_right(caller: ApiKey, operation: Operation) -> None:
     if operation.right not in caller.rights:
         raise Forbidden(f"this call needs the right {operation.right!r}, which key {caller.id} lacks")
-    if operation.of_all and not caller.scope.is_everything:
+    if operation.of_all and caller.sees is not None:
         raise Forbidden(f"this call covers all prefixes, but key {caller.id} does not")

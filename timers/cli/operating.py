@@ -298,7 +298,7 @@ def _key_row(key_id: str, key: ApiKey | None, kept: str, entries: Mapping[str, s
     return {
         "id": key_id,
         "name": options.get("name"),
-        "prefixes": key and list(key.scope.patterns),
+        "prefixes": key and list(key.prefixes),
         "rights": key and sorted(key.rights),
         **{name: options.get(name) for name in ("rate", "pending", "most_prefixes", "made")},
         "kept": kept,

@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
-from timers.access import Scope
-from timers.api.auth import scope_of, visible_to
+from timers.access import ApiKey
+from timers.api.auth import prefixes_of, visible_to
 from timers.api.body import refuse_query
 from timers.api.credentials import is_secure
 from timers.api.operations import call
@@ -38,7 +38,7 @@ LOAD_PATIENCE_SECONDS: Final = 0.02
 """How long a page waits for the first count of the coming load. In a large db the next look shows it."""
 
 SCOPES: Final = 16
-"""For how many scopes of API keys the coming load is kept."""
+"""For how many different sets of prefixes, of API keys, the coming load is kept."""
 
 NEXT: Final = 8
 
@@ -159,7 +159,7 @@ class OverviewPage:
     ) -> None:
         self._parts = parts
         self._whole = CachedRead(self._read, stats_seconds)
-        self._load = lru_cache(SCOPES)(lambda scope: CachedRead(lambda: self._loaded(scope), load_seconds))
+        self._load = lru_cache(SCOPES)(lambda prefixes: CachedRead(lambda: self._loaded(prefixes), load_seconds))
         self._load_patience_seconds = load_patience_seconds
 
     @call("getDashboard")
@@ -174,7 +174,7 @@ class OverviewPage:
         is_empty = not any(by_status.values()) and not any(ring["total"] for ring in rings)
         rows = await due_rows(self._parts.store, stats.fleet, wanted)
         # Last, because counting keeps the server busy.
-        load = await self._load(scope_of(request)).soon(self._load_patience_seconds)
+        load = await self._load(prefixes_of(request)).soon(self._load_patience_seconds)
         return show(
             request,
             "overview",
@@ -197,7 +197,7 @@ class OverviewPage:
         known = sorted(filter(covers, roster.declared), key=lambda p: (not roster.serving(p), p != "log", p))
         prefix = known[0] if known else "hello"
         origin = f"{'https' if is_secure(request) else 'http'}://{request.host}"
-        sees_all = scope_of(request).is_everything
+        sees_all = visible_to(request) is None
         return {
             "prefix": prefix,
             "is_declared": bool(known),
@@ -218,8 +218,8 @@ class OverviewPage:
     async def _read(self) -> Seen:
         return await read_seen(self._parts.store, await read_stats(self._parts.store, by_prefix=False))
 
-    async def _loaded(self, scope: Scope) -> tuple[Sequence[int], bool]:
-        visible = None if scope.is_everything else scope.covers
+    async def _loaded(self, prefixes: tuple[str, ...]) -> tuple[Sequence[int], bool]:
+        visible = ApiKey("", prefixes, frozenset()).sees
         return await due_load(self._parts.store, step_ms=HOUR_MS, steps=24, wanted=Filter().seen_by(visible))
 
 

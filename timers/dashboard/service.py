@@ -18,7 +18,7 @@ from timers.core.hooks import Hook
 from timers.core.model import Status, Timer
 from timers.dashboard.many import FAILING, failures_of
 from timers.dashboard.render import Chart, bars, clock_of, redirect
-from timers.dashboard.site import Parts, form_of, is_admin, number_of, paged, pairs_of, show
+from timers.dashboard.site import Parts, form_of, number_of, paged, pairs_of, show
 from timers.doctor.checks import server_facts
 from timers.doctor.examining import examine
 from timers.errors import Forbidden, InvalidInput, shown
@@ -257,7 +257,7 @@ async def _worst_first(store: Store) -> list[PrefixView]:
 
 def _require_admin(request: web.Request) -> None:
     caller = caller_of(request)
-    if caller is None or not is_admin(caller):
+    if caller is None or not caller.may_make_keys:
         raise Forbidden("only a key with every right over every prefix may make and revoke keys")
 
 

@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl, quote
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from timers.access import ApiKey
 from timers.api.answer import headers_of
 from timers.api.auth import READER_SECONDS, Auth, caller_of, check_origin
 from timers.api.body import BODY_LIMIT_BYTES, read_bytes
@@ -62,18 +61,12 @@ def show(request: web.Request, template: str, *, status: int = 200, **values: An
         "url": request.path_qs,
         "key": caller.id if caller else "",
         "rights": caller.rights if caller else frozenset(),
-        "is_admin": caller is not None and is_admin(caller),
-        "sees_all": caller is not None and caller.scope.is_everything,
+        "is_admin": caller is not None and caller.may_make_keys,
+        "sees_all": caller is not None and caller.sees is None,
         "read_only": is_read_only(request),
         "signed_in": caller is not None,
     }
     return render.page(template, status=status, **frame, **values)
-
-
-def is_admin(caller: ApiKey) -> bool:
-    """Whether the caller may make keys. Only a caller with every right over every prefix may, because otherwise a key
-    could get more rights by making another key."""
-    return caller.scope.is_everything and len(caller.rights) == 3
 
 
 async def form_of(request: web.Request) -> Mapping[str, str]:
