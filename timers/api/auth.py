@@ -35,6 +35,7 @@ from timers.errors import (
     shown,
 )
 from timers.logs import get_logger
+from timers.setting_values import signing_key
 from timers.store.callers import REVOKED, Callers, Quota
 from timers.store.cooperative import CachedRead
 from timers.store.filters import Visible
@@ -189,7 +190,7 @@ class Auth:
         self._was_closed = CachedRead(callers.closed, 0.0)
         self._kept: Set[str] = frozenset()
         self._ever_kept, self._lacks_keys = False, ledger is not None
-        self._signing_keys = credentials.keys_of(secrets)
+        self._signing_keys = tuple(map(signing_key, secrets))
         self.sessions = Sessions(callers)
         self._closed = api_keys is not None or bool(self._signing_keys)
 

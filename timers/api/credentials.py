@@ -6,7 +6,7 @@ import hmac
 import re
 import secrets
 import time
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Iterable
 from typing import Final
 
@@ -52,12 +52,12 @@ class Sessions:
         signed, _, signature = session.rpartition(".")
         if signed.count(".") != 2 or _seconds_left(session) <= 0:
             return False
-        return hmac.compare_digest(_signature(await self._current(), signed), signature.encode())
+        return hmac.compare_digest(_signature(await self._secret.known(), signed), signature.encode())
 
     async def begin(self, request: web.Request, response: web.StreamResponse, key_id: str) -> None:
         """Sign the browser in with a key that it has just shown."""
         signed = f"{key_id}.{int(time.time()) + SESSION_SECONDS}.{secrets.token_hex(8)}"
-        value = f"{signed}.{_signature(await self._current(), signed).decode()}"
+        value = f"{signed}.{_signature(await self._secret.known(), signed).decode()}"
         _set(request, response, COOKIE, value, SESSION_SECONDS)
 
     async def end(self, request: web.Request, response: web.StreamResponse) -> None:
@@ -66,14 +66,6 @@ class Sessions:
         if await self._is_ours(session):
             await self._callers.end_session(session, _seconds_left(session))
         response.del_cookie(COOKIE, path="/")
-
-    async def _current(self) -> bytes:
-        try:
-            return await self._secret.get()
-        except Unavailable:
-            if self._secret.last is None:
-                raise
-            return self._secret.last
 
 
 def is_read_only(request: web.Request) -> bool:
@@ -146,11 +138,6 @@ def _only(headers: CIMultiDictProxy[str], name: str) -> str:
 def is_signed(headers: CIMultiDictProxy[str]) -> bool:
     """Whether the request claims to be signed."""
     return SIGNATURE in headers
-
-
-def keys_of(secrets: Iterable[str]) -> tuple[bytes, ...]:
-    """The keys of secrets, which are written as `whsec_` and base64."""
-    return tuple(b64decode(secret.partition("_")[2]) for secret in secrets)
 
 
 class Proof:

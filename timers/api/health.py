@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiohttp import web
 
@@ -30,6 +30,8 @@ from timers.store.store import Store
 if TYPE_CHECKING:
     from timers.core.shapes import RedisState
     from timers.ledger.database import Database
+
+T = TypeVar("T")
 
 ANSWER_SECONDS: Final = 0.6
 """How long Redis may take to answer for a probe. Probes themselves usually give up after a second."""
@@ -77,7 +79,9 @@ class HealthRoutes:
     async def readyz(self, request: web.Request) -> web.Response:
         """Answers 200 if Redis and every part work, else 503 with the reasons; a pod without a worker also while only
         its ledger works. Anonymous callers see no names."""
-        (trouble, is_full, unserved), _ = await asyncio.gather(self._seen.get(), self._hear_of_ledger())
+        # A pod without a worker may not have asked the ledger for long.
+        asked = _within(self._answer_seconds, self._asked)
+        (trouble, is_full, unserved), _ = await asyncio.gather(self._seen.get(), asked)
         visible = visible_to(request)
         takes_creates = self._takes_creates()
         redis: RedisState = "away" if trouble else "full" if is_full else "partly away" if self._partly else "ok"
@@ -110,12 +114,6 @@ class HealthRoutes:
         if problems:
             return problem(HTTP_PROBLEMS[503], "; ".join(problems), **state)
         return answer(state)
-
-    async def _hear_of_ledger(self) -> None:
-        """A pod without a worker may not have asked the ledger for long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._answer_seconds):
-                await self._asked.get()
 
     def _takes_creates(self) -> bool:
         """Whether the ledger takes new timers while Redis is away. A pod that also works has to be unready then."""
@@ -187,8 +185,9 @@ async def _metrics(
     refuse_query(request)
     health = None if pod.worker is None else pod.worker.health()
     losses, dropped = len(client.losses), client.events_dropped
+    waited = _within(COUNTS_SECONDS, inbox)
     figures, inbox_seconds, away = await asyncio.gather(
-        _db_figures(client), _known(inbox), away_from(pod.connections, COUNTS_SECONDS)
+        _db_figures(client), waited, away_from(pod.connections, COUNTS_SECONDS)
     )
     nodes, has_all = pod.connections.nodes, figures is not None
     text = metrics.render(
@@ -203,12 +202,12 @@ async def _metrics(
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 
-async def _known(inbox: CachedRead[float] | None) -> float | None:
-    """How long the inbox has waited. None without a ledger, and while it is down or hangs."""
-    if inbox is not None:
+async def _within(seconds: float, told: CachedRead[T] | None) -> T | None:
+    """What the ledger tells. None without a ledger, and while it is down or hangs."""
+    if told is not None:
         with suppress(LedgerUnavailable, TimeoutError):
-            async with asyncio.timeout(COUNTS_SECONDS):
-                return await inbox.get()
+            async with asyncio.timeout(seconds):
+                return await told.get()
     return None
 
 
