@@ -223,7 +223,9 @@ async def _serve(
 
 def _peers(settings: Settings, store: Store, stopping: Stopping) -> Peers:
     """The signs of life of a pod without a worker."""
-    me = Member(settings.pod, roles=_roles(settings), settings=_fleet_wide(settings), format=store.identity.newest)
+    me = Member(
+        settings.pod, roles=tuple(sorted(settings.roles)), settings=_fleet_wide(settings), format=store.identity.newest
+    )
     return Peers(Membership(store), me, disagreed=stopping.disagreed)
 
 
@@ -244,7 +246,7 @@ def _worker(
         raise ConfigurationError(str(FieldError("TIMERS_SHARD_SUBSET", str(settings.shard_subset[-1]), rule)))
     options = WorkerOptions(
         pod=settings.pod,
-        roles=_roles(settings),
+        roles=tuple(sorted(settings.roles)),
         concurrency=settings.concurrency,
         lease_ms=settings.lease_ms,
         retention_ms=settings.retention_ms,
@@ -274,10 +276,6 @@ def _starting() -> Iterator[None]:
 
 def _fleet_wide(settings: Settings) -> dict[str, str]:
     return {VERSION: version(DISTRIBUTION), **settings.fleet_wide}
-
-
-def _roles(settings: Settings) -> tuple[str, ...]:
-    return tuple(sorted(settings.roles))
 
 
 async def _api(settings: Settings, app: web.Application, ends: AsyncExitStack) -> ApiServer:
@@ -324,7 +322,7 @@ def run(main: Coroutine[Any, Any, int]) -> int:
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         idle = ThreadPoolExecutor(thread_name_prefix="timers")
         runner.get_loop().set_default_executor(idle)
-        code = _run_on(runner, runner.get_loop().create_task(_run_to_completion(main)))
+        code = _run_on(runner, runner.get_loop().create_task(main))
         idle.shutdown(wait=False, cancel_futures=True)
         if asyncio.all_tasks(runner.get_loop()) or _threads_hang():
             _exit_now(code)
@@ -343,7 +341,10 @@ def _run_on(runner: asyncio.Runner, pod: asyncio.Task[int]) -> int:
 
 
 async def _result_of(pod: asyncio.Task[int]) -> int:
-    return await pod
+    try:
+        return await pod
+    except asyncio.CancelledError:
+        return 1
 
 
 def collect_garbage_rarely() -> None:
@@ -352,13 +353,6 @@ def collect_garbage_rarely() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-
-
-async def _run_to_completion(main: Coroutine[Any, Any, int]) -> int:
-    try:
-        return await main
-    except asyncio.CancelledError:
-        return 1
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -121,7 +121,8 @@ def find_binary(explicit: Path | None = None) -> Binary:
 
 
 class EmbeddedServer(AbstractAsyncContextManager["EmbeddedServer"]):
-    """A running server. `url` is for this user's processes on this machine only; `stop` keeps the data.
+    """A running server. `url` is for this user's processes on this machine only; `stop` keeps the data. `family` and
+    `version` are those of its program, `pid` is its process.
 
     Use as `async with await EmbeddedServer.start(data_dir) as server:`. Start it from the main thread: on Linux it ends
     with the thread that started it. It has its own session, so Ctrl-C reaches only its owner, who stops it when
@@ -129,10 +130,8 @@ class EmbeddedServer(AbstractAsyncContextManager["EmbeddedServer"]):
     """
 
     def __init__(self, binary: Binary, socket: Path, process: subprocess.Popen[bytes], cleanup: ExitStack) -> None:
-        self.binary = binary
-        self._socket = socket
-        self._process = process
-        self._cleanup = cleanup
+        self.url, self.family, self.version, self.pid = _url(socket), binary.family, binary.version, process.pid
+        self._process, self._cleanup = process, cleanup
 
     @classmethod
     async def start(
@@ -166,22 +165,6 @@ class EmbeddedServer(AbstractAsyncContextManager["EmbeddedServer"]):
         except OSError as error:
             rule = f"a folder this user can write to ({error})"
             raise ConfigurationError(str(FieldError("TIMERS_DATA_DIR", shown(str(data_dir)), rule))) from None
-
-    @property
-    def url(self) -> str:
-        return _url(self._socket)
-
-    @property
-    def family(self) -> Family:
-        return self.binary.family
-
-    @property
-    def version(self) -> str:
-        return self.binary.version
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     async def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Ends the server, which first writes what it has to disk, and frees the folder. A second call does nothing."""

@@ -100,15 +100,13 @@ Figures = Mapping[str, Mapping[Labels, float]]
 _UNKNOWN: Final = ("timers_overdue_seconds", "timers_outbox_entries", "timers_outbox_seconds")
 """Gauges without labels that only Redis knows."""
 
-_OF_WORKER: Final = (
+_ABSENT: Final = (
     "timers_running",
     "timers_abandoned",
     "timers_claim_wait_seconds",
     "timers_newer_format",
     "timers_notifications_ok",
     "timers_notification_lag_seconds",
-)
-_OF_LEDGER: Final = (
     "timers_ledger_up",
     "timers_ledger_waiting",
     "timers_ledger_lag_seconds",
@@ -117,8 +115,6 @@ _OF_LEDGER: Final = (
     "timers_inbox_refused",
 )
 """Gauges that are absent on a pod without a worker, or without a ledger."""
-
-_ABSENT: Final = frozenset((*_OF_WORKER, *_OF_LEDGER))
 
 
 class _Buckets:

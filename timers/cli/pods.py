@@ -181,13 +181,10 @@ def new_processor(
     for path, template in _FILES.items():
         file = folder / path.format(module=module)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("" if template is None else Template(_read(template)).substitute(values))
+        text = "" if template is None else (files("timers.cli") / "plugin" / f"{template}.txt").read_text()
+        file.write_text(Template(text).substitute(values))
         typer.echo(file)
     note(f"next: cd {folder} && pip install -e '.[test]' && pytest")
-
-
-def _read(template: str) -> str:
-    return (files("timers.cli") / "plugin" / f"{template}.txt").read_text()
 
 
 def _module(name: str) -> str:
