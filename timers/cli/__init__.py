@@ -69,6 +69,8 @@ _OPTIONS: Final = {
     "id": "ID",
     "delay": "--in",
     "due_at": "--at",
+    "due_after": "--from",
+    "due_before": "--to",
     "tags": "--tag",
     "prefixes": "--prefix",
     "rights": "--right",

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -160,7 +159,7 @@ def replay(
     output: Output = "table",
 ) -> None:
     """Run timers again that failed, became unhandled or were skipped, and were due in a window of time."""
-    window = _window(prefix, since, until)
+    window = Filter.parse({"prefix": prefix, "due_after": since, "due_before": until})
     pace = Rate.parse(rate)
 
     async def act(client: TimerClient, store: Store) -> list[Replayed]:
@@ -178,14 +177,6 @@ def replay(
     armed = sum(each.result == "armed" for each in found)
     summary = f"{len(found)} would run" if dry_run else f"{armed} of {len(found)} armed"
     note(f"{summary}, {rate}")
-
-
-def _window(prefix: str | None, since: str, until: str) -> Filter:
-    try:
-        return Filter.parse({"prefix": prefix, "due_after": since, "due_before": until})
-    except InvalidInput as error:
-        names = {"due_after": "from", "due_before": "to"}
-        raise InvalidInput([replace(each, field=names.get(each.field, each.field)) for each in error.errors]) from None
 
 
 @app.command()
