@@ -13,8 +13,8 @@ from tests.api.conformance import check
 from tests.members import declare
 from tests.waiting import DEADLINE_SECONDS, patient
 from timers.api.auth import FRESH_SECONDS, Auth
-from timers.api.body import UNVERIFIED_BYTES
 from timers.api.health import HealthRoutes
+from timers.api.requests import UNVERIFIED_BYTES
 from timers.api.server import ApiServer, ConnectionLimit, all_routes, application
 from timers.client import TimerClient, client_over, open_store
 from timers.dashboard import all_pages

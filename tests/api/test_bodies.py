@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.api.harness import PROBLEM, Api, Reply
-from timers.api.body import BODY_LIMIT_BYTES
+from timers.api.requests import BODY_LIMIT_BYTES
 from timers.core.spec import PAYLOAD_LIMIT_BYTES
 
 JSON = {"Content-Type": "application/json"}

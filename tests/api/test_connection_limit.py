@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.waiting import DEADLINE_SECONDS, eventually
-from timers.api import body
+from timers.api import requests
 from timers.api.server import CONNECTION_LIMIT, ConnectionLimit
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
@@ -94,7 +94,7 @@ async def test_a_used_connection_may_idle_no_longer_than_a_new_one(impatient: Ap
 
 
 async def test_a_body_that_does_not_arrive_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(requests, "READ_SECONDS", 0.1)
     reader, writer = await connected(api, HALF_A_BODY.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
     head, _, told = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")
     assert head.split(b" ")[1] == b"408"

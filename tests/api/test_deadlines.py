@@ -9,13 +9,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from timers.api.middleware import Deadlines, not_counting
+from timers.api.requests import Deadlines, not_counting
 from timers.errors import Unavailable
 
 
 @pytest.fixture
 def deadlines(monkeypatch: pytest.MonkeyPatch) -> Deadlines:
-    monkeypatch.setattr("timers.api.middleware.operation_of", lambda _request: None)
+    monkeypatch.setattr("timers.api.requests.operation_of", lambda _request: None)
     return Deadlines(seconds=0.02)
 
 

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from tests.api.harness import Api, Reply
 from tests.waiting import eventually
-from timers.api.body import BATCH_LIMIT_BYTES
+from timers.api.requests import BATCH_LIMIT_BYTES
 from timers.api.routes import ACTION_LIMIT, ACTIONS_AT_ONCE
 from timers.client.actions import EXAMPLES
 from timers.core.model import Status

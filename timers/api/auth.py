@@ -17,9 +17,9 @@ from structlog.contextvars import bound_contextvars
 
 from timers.access import ANYBODY, ApiKey, read_entries, with_secret
 from timers.api import credentials
-from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, Unverified, keep_body
 from timers.api.credentials import Sessions, is_read_only
 from timers.api.operations import DASHBOARD, Operation, operation_of
+from timers.api.requests import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, Unverified, keep_body
 from timers.client import TimerClient
 from timers.core.fields import check_id, is_prefix
 from timers.core.limits import Rate

@@ -11,8 +11,8 @@ from aiohttp import web
 
 from timers.api.answer import HTTP_PROBLEMS, answer, problem
 from timers.api.auth import visible_to
-from timers.api.body import refuse_query
 from timers.api.operations import call, route
+from timers.api.requests import refuse_query
 from timers.client import TimerClient, posted
 from timers.client.fleet import ALL_SERVED, Unserved, read_fleet
 from timers.core.model import Status

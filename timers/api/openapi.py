@@ -15,7 +15,6 @@ from aiohttp import web
 from pydantic import BaseModel, TypeAdapter
 
 from timers.api.answer import CONTENT_TYPE, PROBLEMS, body_of, encoded, of_bytes, problem_body
-from timers.api.body import refuse_query
 from timers.api.operations import (
     CSS,
     EVENTS,
@@ -29,6 +28,7 @@ from timers.api.operations import (
     Operation,
     route,
 )
+from timers.api.requests import refuse_query
 from timers.core import shapes
 from timers.core.answers import ChangeAnswer, Problem
 from timers.core.shapes import NEW_TIMER_EXAMPLE

@@ -14,17 +14,6 @@ from aiohttp.typedefs import Handler
 
 from timers.api.answer import answer, encoded, joined, of_bytes, problem_body
 from timers.api.auth import acting, nothing_of, require_visible, visible_to
-from timers.api.body import (
-    BATCH_LIMIT_BYTES,
-    media_type,
-    parsed,
-    read_bytes,
-    read_json,
-    read_query,
-    refuse_body,
-    refuse_query,
-)
-from timers.api.middleware import traceparent_of
 from timers.api.operations import (
     JSON,
     MERGE_PATCH,
@@ -34,6 +23,17 @@ from timers.api.operations import (
     PrefixQuery,
     operation_of,
     route,
+)
+from timers.api.requests import (
+    BATCH_LIMIT_BYTES,
+    media_type,
+    parsed,
+    read_bytes,
+    read_json,
+    read_query,
+    refuse_body,
+    refuse_query,
+    traceparent_of,
 )
 from timers.client import Armed, TimerClient
 from timers.client.actions import BulkAction, Counts, Stop

@@ -21,9 +21,9 @@ from timers.api.answer import (
 )
 from timers.api.auth import AUTH, Auth, anonymous
 from timers.api.health import HealthRoutes, metrics_route
-from timers.api.middleware import REQUEST_ID, REQUEST_SECONDS, Deadlines, follow, new_request
 from timers.api.openapi import docs_routes
 from timers.api.operations import routes_of
+from timers.api.requests import REQUEST_ID, REQUEST_SECONDS, Deadlines, follow, new_request
 from timers.api.routes import client_routes, refuse_unchecked
 from timers.api.stream import EventRoutes
 from timers.client import TimerClient

@@ -10,9 +10,8 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.api.auth import AUTH, caller_of, visible_to
-from timers.api.body import read_query
-from timers.api.middleware import REQUEST_ID
 from timers.api.operations import EVENTS, LAST_EVENT_ID, PrefixQuery, call
+from timers.api.requests import REQUEST_ID, read_query
 from timers.client import TimerClient, feed_of
 from timers.client.feed import LOG_LIMIT, Dropped, Event, FeedListener, Wants, event_json
 from timers.errors import Busy

@@ -10,9 +10,9 @@ from aiohttp import web
 
 from timers.access import ApiKey
 from timers.api.auth import prefixes_of, visible_to
-from timers.api.body import refuse_query
 from timers.api.credentials import is_secure
 from timers.api.operations import call
+from timers.api.requests import refuse_query
 from timers.client.fleet import LATE_MS, Fleet, Stats, read_blocked, read_stats, shortened
 from timers.core.durations import in_units
 from timers.core.fields import is_own

@@ -15,9 +15,9 @@ from aiohttp.typedefs import Handler
 
 from timers.api.answer import headers_of
 from timers.api.auth import READER_SECONDS, Auth, caller_of, check_origin
-from timers.api.body import BODY_LIMIT_BYTES, read_bytes
 from timers.api.credentials import is_read_only, set_read_only
 from timers.api.operations import DASHBOARD, operation_of, page_at
+from timers.api.requests import BODY_LIMIT_BYTES, read_bytes
 from timers.api.stream import EventRoutes, write
 from timers.client import TimerClient
 from timers.client.feed import LOG_LIMIT, FeedListener
