@@ -189,11 +189,11 @@ async def _serve(
         await check_setting(store, settings.durability)
         store.called, store.confirmed = metrics.called, metrics.confirmed
         worker = _worker(settings, store, registry, client, metrics, stopping=stopping)
-        health = HealthRoutes(store, worker, client.ledger)
+        health = HealthRoutes(store, client, worker, metrics)
         callers = Callers(store)
         auth = _auth(settings, callers, client.ledger)
-        routes = (*all_pages(Parts(store, client, auth, callers)), *all_routes(client, health, metrics))
-        probes = await _probes(settings, probe_application(client, health, metrics), ends)
+        routes = (*all_pages(Parts(store, client, auth, callers)), *all_routes(client, health))
+        probes = await _probes(settings, probe_application(health), ends)
         api = None
         if "api" in settings.roles:
             api = await _api(

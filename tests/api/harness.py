@@ -131,8 +131,7 @@ async def running_api(
             worker = Worker(store, registry, client, asked, metrics)
             await worker.start()
             ends.push_async_callback(worker.drain)
-        probed = store, worker, client.ledger
-        health = HealthRoutes(*probed, fresh_seconds=0, answer_seconds=request_seconds)
+        health = HealthRoutes(store, client, worker, metrics, fresh_seconds=0, answer_seconds=request_seconds)
         callers = Callers(store)
         auth = Auth(
             callers,
@@ -143,7 +142,7 @@ async def running_api(
             fresh_seconds=keys_fresh_seconds,
         )
         parts = Parts(store, client, auth, callers)
-        routes = (*instead(parts), *all_pages(parts), *all_routes(client, health, metrics))
+        routes = (*instead(parts), *all_pages(parts), *all_routes(client, health))
         app = application(
             routes, auth, Guard(store.connections).check, request_seconds=request_seconds, ledger=client.ledger
         )

@@ -18,6 +18,7 @@ from timers.api.health import HealthRoutes
 from timers.api.openapi import docs_routes, document
 from timers.api.operations import routes_of
 from timers.api.server import ApiServer, application
+from timers.metrics import Metrics
 from timers.store.callers import Callers
 
 VENDOR = Path(timers.api.openapi.__file__).parent / "vendor"
@@ -92,7 +93,7 @@ async def test_the_pod_keeps_working_while_the_document_is_built_once(api: Api) 
         made.append(1)
         return document()
 
-    routes = (*docs_routes(slow), *routes_of(HealthRoutes(api.store, None)))
+    routes = (*docs_routes(slow), *routes_of(HealthRoutes(api.store, api.client, None, Metrics())))
     server = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
     other = replace(api, server=server)
     asking = [asyncio.create_task(other.call("GET", "/openapi.json")) for _ in range(3)]

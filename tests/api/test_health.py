@@ -19,6 +19,7 @@ from timers.api.operations import routes_of
 from timers.api.server import ApiServer, application
 from timers.client.fleet import read_fleet
 from timers.embedded import EmbeddedServer
+from timers.metrics import Metrics
 from timers.store.callers import Callers
 from timers.store.scripts import FULL
 from timers.store.store import Store
@@ -129,7 +130,8 @@ async def test_anonymous_callers_see_only_the_number_of_unserved_prefixes_and_ke
 
 
 async def test_many_probes_are_answered_from_one_look_at_redis(api: Api, redis: Redis) -> None:
-    routes = routes_of(HealthRoutes(api.store, None, fresh_seconds=3600, answer_seconds=DEADLINE_SECONDS))
+    asked_once = {"fresh_seconds": 3600, "answer_seconds": DEADLINE_SECONDS}
+    routes = routes_of(HealthRoutes(api.store, api.client, None, Metrics(), **asked_once))
     probed = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
     await redis.config_resetstat()
     for _ in range(2):
@@ -155,7 +157,8 @@ class Odd(Store):
 
 async def test_whatever_lies_in_redis_readiness_is_no_500(api: Api) -> None:
     store = Odd(api.store.connections)
-    routes = routes_of(HealthRoutes(store, None, fresh_seconds=0, answer_seconds=DEADLINE_SECONDS))
+    always = {"fresh_seconds": 0, "answer_seconds": DEADLINE_SECONDS}
+    routes = routes_of(HealthRoutes(store, api.client, None, Metrics(), **always))
     probed = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
     unready = await replace(api, server=probed).call("GET", "/readyz")
     assert "OverflowError" in unready.problem(503, "not-ready")["detail"]

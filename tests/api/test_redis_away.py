@@ -19,7 +19,8 @@ from tests.rights import as_user, grant
 from tests.servers import start_server
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.auth import Auth
-from timers.api.health import metrics_route
+from timers.api.health import HealthRoutes
+from timers.api.operations import routes_of
 from timers.api.server import ApiServer, application
 from timers.embedded import EmbeddedServer, Family
 from timers.errors import Unavailable
@@ -122,7 +123,7 @@ class SilentCallers(Callers):
 async def test_metrics_do_not_wait_for_the_keys_of_a_frozen_redis(api: Api, keys: str | None) -> None:
     """They took six seconds; most scrapers have given up by then."""
     callers = SilentCallers(api.store)
-    routes = [metrics_route(api.client, api.health, Metrics())]
+    routes = routes_of(HealthRoutes(api.store, api.client, None, Metrics()))
     auth = Auth(callers, keys, fresh_seconds=-1.0)
     server = await ApiServer.start(application(routes, auth), "127.0.0.1", 0)
     url = f"{server.url}/metrics"

@@ -35,7 +35,7 @@ async def _serve(url: str) -> None:
     store = await open_store(connect(url))
     await Membership(store).beat(Member("bench", roles=("worker",), processors=frozenset({noop.prefix})))
     client = client_over(store, ledger=os.environ.get(LEDGER) or None)
-    routes = all_routes(client, HealthRoutes(store, None), Metrics())
+    routes = all_routes(client, HealthRoutes(store, client, None, Metrics()))
     reference = web.Application()
     reference.add_routes([web.post("/v1/timers", bare)])
     service = application(routes, Auth(Callers(store)))

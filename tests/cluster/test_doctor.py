@@ -10,12 +10,14 @@ from tests.dashboard.test_away import present, reading_each_time
 from tests.doctor.setups import TIMED, alive, found, made, opened
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.health import HealthRoutes
+from timers.client import client_over
 from timers.client.durable import refusal_of
 from timers.client.fleet import ALL_SERVED
 from timers.doctor.checks import Check, any_full, away_from
 from timers.doctor.examining import examine
 from timers.doctor.failover import durability_check
 from timers.errors import Unavailable
+from timers.metrics import Metrics
 from timers.store import keys
 from timers.store.servers.slots import slot_of
 
@@ -134,7 +136,8 @@ async def test_a_slot_that_is_being_moved_leaves_the_db_usable(cluster: Cluster)
 async def test_a_pod_that_reaches_some_primaries_is_ready_unless_these_refuse_everything(cluster: Cluster) -> None:
     async with opened(cluster.url, shards=64) as store:
         await store.identity.make()
-        health = HealthRoutes(store, None, fresh_seconds=0.0, answer_seconds=DEADLINE_SECONDS)
+        always = {"fresh_seconds": 0.0, "answer_seconds": DEADLINE_SECONDS}
+        health = HealthRoutes(store, client_over(store), None, Metrics(), **always)
         assert (await health._refresh())[0] == health._partly == ""
         for node in cluster.nodes:
             await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "yes")
@@ -164,7 +167,7 @@ async def test_a_primary_that_hangs_leaves_pods_ready(cluster: Cluster) -> None:
         await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
     async with opened(cluster.url, shards=64) as store:
         await store.identity.make()
-        health = HealthRoutes(store, None, fresh_seconds=0.0, answer_seconds=2.0)
+        health = HealthRoutes(store, client_over(store), None, Metrics(), fresh_seconds=0.0, answer_seconds=2.0)
         hung = await cluster.owner(keys.root(7))
         (await cluster.replica_of(hung)).down()
         hung.hang()

@@ -4,14 +4,13 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiohttp import web
 
 from timers.api.answer import HTTP_PROBLEMS, answer, problem
 from timers.api.auth import visible_to
-from timers.api.operations import call, route
+from timers.api.operations import call
 from timers.api.requests import refuse_query
 from timers.client import TimerClient, posted
 from timers.client.fleet import ALL_SERVED, Unserved, read_fleet
@@ -29,7 +28,6 @@ from timers.store.store import Store
 
 if TYPE_CHECKING:
     from timers.core.shapes import RedisState
-    from timers.ledger.database import Database
 
 T = TypeVar("T")
 
@@ -39,6 +37,10 @@ ANSWER_SECONDS: Final = 0.6
 FRESH_SECONDS: Final = 1.0
 """How long an answer from Redis counts. One read a second serves all probes."""
 
+COUNTS_SECONDS: Final = 0.7
+"""How long a scrape waits for Redis, and for the ledger. After that the pod answers with its own metrics alone, still
+within a second."""
+
 BEHIND_SECONDS: Final = 60.0
 """A ledger this far behind is told of. The pod stays ready: its timers run, and nothing is lost."""
 
@@ -46,22 +48,23 @@ _log = get_logger("timers.api")
 
 
 class HealthRoutes:
-    """`/healthz` and `/readyz` of one pod. `worker` is None if the pod does not have that role, `ledger` if there is
-    none."""
+    """`/healthz`, `/readyz` and `/metrics` of one pod. `worker` is None if the pod does not have that role."""
 
     def __init__(
         self,
         store: Store,
+        client: TimerClient,
         worker: Worker | None,
-        ledger: "Database | None" = None,
+        metrics: Metrics,
         *,
         fresh_seconds: float = FRESH_SECONDS,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        self.worker, self.connections = worker, store.connections
-        self._store, self._ledger, self._answer_seconds = store, ledger, answer_seconds
+        self._store, self._client, self._worker, self._metrics = store, client, worker, metrics
+        self._connections, self._ledger, self._answer_seconds = store.connections, client.ledger, answer_seconds
         self._seen = CachedRead(self._refresh, fresh_seconds)
         self._asked = CachedRead(self._ask_ledger, fresh_seconds)
+        self._inbox = None if self._ledger is None else CachedRead(self._ledger.inbox_seconds, FRESH_SECONDS)
         self._draining = False
         self._partly = ""
         """What is out of reach, while a part of a cluster answers."""
@@ -90,8 +93,8 @@ class HealthRoutes:
         if (moving := self._store.identity.moving) is not None:
             said = str(moving.error)
             problems.append(said.partition(f" to {moving.place}")[0] if visible is not None else said)
-        if self.worker is not None:
-            health = self.worker.health()
+        if self._worker is not None:
+            health = self._worker.health()
             services, waits = health.services, [*health.warnings]
             # The reason for a restart may contain any name.
             bare = visible is not None
@@ -117,7 +120,7 @@ class HealthRoutes:
 
     def _takes_creates(self) -> bool:
         """Whether the ledger takes new timers while Redis is away. A pod that also works has to be unready then."""
-        return self.worker is None and self._ledger is not None and self._ledger.trouble is None
+        return self._worker is None and self._ledger is not None and self._ledger.trouble is None
 
     async def _ask_ledger(self) -> bool:
         if self._ledger is not None:
@@ -137,7 +140,7 @@ class HealthRoutes:
     async def _refresh(self) -> tuple[str, bool, Unserved]:
         """Read from Redis what is wrong with it, whether it is full, and what no pod takes. Whatever it answers,
         there is something to tell the probes."""
-        self._partly, connections = "", self.connections
+        self._partly, connections = "", self._connections
         try:
             found, away = await asyncio.gather(self._read(), away_from(connections, self._answer_seconds))
         except Exception as error:  # noqa: BLE001 (a probe gets an answer, whatever lies in Redis)
@@ -154,7 +157,7 @@ class HealthRoutes:
         """As `_refresh`, but of data that can be read."""
         try:
             async with asyncio.timeout(self._answer_seconds):
-                is_full = await any_full(self.connections)
+                is_full = await any_full(self._connections)
                 return "", is_full, (await read_fleet(self._store)).unserved
         except TimeoutError:
             trouble = f"Redis does not answer within {self._answer_seconds:g} seconds"
@@ -162,44 +165,27 @@ class HealthRoutes:
             trouble = str(error)
         return trouble, False, ALL_SERVED
 
-
-COUNTS_SECONDS: Final = 0.7
-"""How long a scrape waits for Redis, and for the ledger. After that the pod answers with its own metrics alone, still
-within a second."""
-
-
-def metrics_route(client: TimerClient, pod: HealthRoutes, metrics: Metrics) -> web.RouteDef:
-    """The route to add to an application."""
-    inbox = None if client.ledger is None else CachedRead(client.ledger.inbox_seconds, FRESH_SECONDS)
-    return route("getMetrics", partial(_metrics, client, pod, metrics, inbox))
-
-
-async def _metrics(
-    client: TimerClient,
-    pod: HealthRoutes,
-    metrics: Metrics,
-    inbox: CachedRead[float] | None,
-    request: web.Request,
-) -> web.Response:
-    """Answers 200 with the exposition text."""
-    refuse_query(request)
-    health = None if pod.worker is None else pod.worker.health()
-    losses, dropped = len(client.losses), client.events_dropped
-    waited = _within(COUNTS_SECONDS, inbox)
-    figures, inbox_seconds, away = await asyncio.gather(
-        _db_figures(client), waited, away_from(pod.connections, COUNTS_SECONDS)
-    )
-    nodes, has_all = pod.connections.nodes, figures is not None
-    text = metrics.render(
-        figures,
-        health,
-        servers={each.address: has_all or (len(nodes) > 1 and each.address not in away) for each in nodes},
-        losses=losses,
-        dropped=dropped,
-        ledger_up=None if client.ledger is None else client.ledger.trouble is None,
-        inbox_seconds=inbox_seconds,
-    )
-    return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+    @call("getMetrics")
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Answers 200 with the exposition text."""
+        refuse_query(request)
+        health = None if self._worker is None else self._worker.health()
+        losses, dropped = len(self._client.losses), self._client.events_dropped
+        waited, nodes = _within(COUNTS_SECONDS, self._inbox), self._connections.nodes
+        figures, inbox_seconds, away = await asyncio.gather(
+            _db_figures(self._client), waited, away_from(self._connections, COUNTS_SECONDS)
+        )
+        has_all = figures is not None
+        text = self._metrics.render(
+            figures,
+            health,
+            servers={each.address: has_all or (len(nodes) > 1 and each.address not in away) for each in nodes},
+            losses=losses,
+            dropped=dropped,
+            ledger_up=None if self._ledger is None else self._ledger.trouble is None,
+            inbox_seconds=inbox_seconds,
+        )
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 
 async def _within(seconds: float, told: CachedRead[T] | None) -> T | None:

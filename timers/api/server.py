@@ -20,7 +20,7 @@ from timers.api.answer import (
     problem,
 )
 from timers.api.auth import AUTH, Auth, anonymous
-from timers.api.health import HealthRoutes, metrics_route
+from timers.api.health import HealthRoutes
 from timers.api.openapi import docs_routes
 from timers.api.operations import routes_of
 from timers.api.requests import REQUEST_ID, REQUEST_SECONDS, Deadlines, follow, new_request
@@ -244,21 +244,20 @@ def _unusable(host: str, setting: str, port: int, error: Exception) -> Configura
     return ConfigurationError(str(wrong))
 
 
-def all_routes(client: TimerClient, health: HealthRoutes, metrics: Metrics) -> Sequence[web.RouteDef]:
+def all_routes(client: TimerClient, health: HealthRoutes) -> Sequence[web.RouteDef]:
     """The routes to add to an application. Paths without braces come before paths with them."""
     return (
         *routes_of(health),
         *docs_routes(),
-        metrics_route(client, health, metrics),
         *routes_of(EventRoutes(client)),
         *client_routes(client),
     )
 
 
-def probe_application(client: TimerClient, health: HealthRoutes, metrics: Metrics) -> web.Application:
+def probe_application(health: HealthRoutes) -> web.Application:
     """An application with health, readiness and metrics, without keys, for kubelets and scrapers."""
     app = web.Application(middlewares=[follow, answer_problems, anonymous])
-    app.add_routes([*routes_of(health), metrics_route(client, health, metrics)])
+    app.add_routes(routes_of(health))
     return app
 
 
