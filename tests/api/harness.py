@@ -1,7 +1,7 @@
 """A whole API on a real server. It runs in the test's event loop and listens on a real socket."""
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +29,6 @@ from timers.store.store import Store
 
 PROBLEM = "application/problem+json"
 
-Instead = Callable[[Parts], Sequence[web.RouteDef]]
 """Makes the routes that a test serves in place of those of the same address."""
 
 
@@ -110,11 +109,10 @@ async def running_api(
     keys_fresh_seconds: float = FRESH_SECONDS,
     request_seconds: float = DEADLINE_SECONDS,
     limit: ConnectionLimit | None = None,
-    instead: Instead = lambda _: (),
 ) -> AsyncIterator[Api]:
     """An API on a db in which the processors are declared. With `works` it also runs their timers, with these
     `options` of a worker. `keys` is as in
-    TIMERS_API_KEYS. The routes in `instead` come before all others."""
+    TIMERS_API_KEYS."""
     async with AsyncExitStack() as ends:
         store = await open_store(connect(patient(url)))
         ends.push_async_callback(store.connections.close)
@@ -142,7 +140,7 @@ async def running_api(
             fresh_seconds=keys_fresh_seconds,
         )
         parts = Parts(store, client, auth, callers)
-        routes = (*instead(parts), *all_pages(parts), *all_routes(client, health))
+        routes = (*all_pages(parts), *all_routes(client, health))
         app = application(
             routes, auth, Guard(store.connections).check, request_seconds=request_seconds, ledger=client.ledger
         )

@@ -1,21 +1,19 @@
 """Every call with every right: what a key may do, what it may not, and that other keys' prefixes look empty to it."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Final, get_args
 
 import pytest
-from aiohttp import web
 from redis.asyncio import Redis
 
 from tests.api.harness import Api, Reply, running_api
 from tests.api.keyed import new_key
 from tests.members import announce
 from timers.access import RIGHTS, ApiKey, Right, make_key
-from timers.api.operations import OPERATIONS, Operation, routes_of
-from timers.api.stream import EventRoutes
+from timers.api import stream
+from timers.api.operations import OPERATIONS, Operation
 from timers.core.model import Status, Timer
-from timers.dashboard.site import Parts
 from timers.embedded import EmbeddedServer
 from timers.processor import Context, processor
 
@@ -273,21 +271,20 @@ async def test_a_key_for_prefixes_alone_is_limited_to_them(server: EmbeddedServe
         (await api.call("POST", "/v1/timers", new[1], headers=bearer(secret))).problem(429, "too-many-pending")
 
 
-async def test_the_listeners_of_one_key_leave_places_for_others(server: EmbeddedServer, redis: Redis) -> None:
+async def test_the_listeners_of_one_key_leave_places_for_others(
+    server: EmbeddedServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "LISTENERS_OF_KEY", 2)
     await redis.ping()
     (first, first_key), (second, second_key) = new_key(), new_key()
-
-    def fewer(parts: Parts) -> Sequence[web.RouteDef]:
-        return routes_of(EventRoutes(parts.client, most_of_key=2))
-
     async with (
-        running_api(server.url, [mine], keys=f"{first_key.entry} {second_key.entry}", instead=fewer) as api,
+        running_api(server.url, [mine], keys=f"{first_key.entry} {second_key.entry}") as api,
         AsyncExitStack() as open_streams,
     ):
 
         async def listen(headers: Mapping[str, str]) -> int:
-            stream = api.session.get(f"{api.server.url}/v1/events", headers=headers)
-            return (await open_streams.enter_async_context(stream)).status
+            asked = api.session.get(f"{api.server.url}/v1/events", headers=headers)
+            return (await open_streams.enter_async_context(asked)).status
 
         assert [await listen(first) for _ in range(3)] == [200, 200, 503]
         assert await listen(second) == 200

@@ -17,6 +17,7 @@ from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.api.own_feed import MadeUp, OwnFeed
 from tests.waiting import DEADLINE_SECONDS, eventually
+from timers.api import stream
 from timers.api.auth import Auth
 from timers.api.operations import routes_of
 from timers.api.server import ApiServer, application
@@ -146,8 +147,9 @@ async def test_a_stream_ends_with_its_server(api: Api) -> None:
         await stopping
 
 
-async def test_silence_is_filled_with_comments(api: Api) -> None:
-    async with serving(api, heartbeat_seconds=0.01) as told, stream_of(told) as response:
+async def test_silence_is_filled_with_comments(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "HEARTBEAT_SECONDS", 0.01)
+    async with stream_of(api) as response:
         place, name, _ = await next_numbered(response)
         assert name == "open"
         assert await next_block(response) == {"": "still here", "id": place}
@@ -213,16 +215,17 @@ async def serving(api: Api, **options: Any) -> AsyncIterator[Api]:
     await server.stop()
 
 
-async def test_too_many_listeners_are_answered_busy(api: Api) -> None:
-    async with serving(api, most=2) as few, listening(few):
-        async with listening(few):
-            refused = await few.call("GET", "/v1/events")
+async def test_too_many_listeners_are_answered_busy(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "LISTENERS", 2)
+    async with listening(api):
+        async with listening(api):
+            refused = await api.call("GET", "/v1/events")
             refused.problem(503, "busy")
             assert refused.headers["Retry-After"] == "1"
 
         async def room() -> bool:
             await api.create(if_exists="replace")  # a write is how a server learns that a listener has gone
-            async with few.session.get(f"{few.server.url}/v1/events") as response:
+            async with api.session.get(f"{api.server.url}/v1/events") as response:
                 return response.status == 200
 
         await eventually(room, "the place of who has left is free again")

@@ -5,8 +5,8 @@ import pytest
 from tests.api.conftest import done
 from tests.api.harness import running_api
 from tests.clusters import Cluster, held_open
-from tests.dashboard.conftest import Visitor
-from tests.dashboard.test_away import present, reading_each_time
+from tests.dashboard.conftest import Visitor, reading_each_time
+from tests.dashboard.test_away import present
 from tests.doctor.setups import TIMED, alive, found, made, opened
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.health import HealthRoutes
@@ -186,10 +186,11 @@ async def test_a_primary_whose_user_may_not_ask_is_not_away(cluster: Cluster) ->
             await refusing.ask("ACL", "SETUSER", "default", "+cluster|info")
 
 
+@pytest.mark.usefixtures(reading_each_time.__name__)
 async def test_the_dashboard_and_the_metrics_name_a_primary_that_is_away(cluster: Cluster) -> None:
     for node in cluster.nodes:
         await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
-    async with running_api(cluster.url, [done], request_seconds=2.0, instead=reading_each_time) as api:
+    async with running_api(cluster.url, [done], request_seconds=2.0) as api:
         visitor = Visitor(api)
         await eventually(lambda: present(visitor, "/"), "the page is shown")
         lost = await cluster.owner(keys.root(7))

@@ -8,12 +8,14 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.api.conftest import done, own_server, redis, server
-from tests.api.harness import Api, Instead, running_api
+from tests.api.harness import Api, running_api
 from tests.browser import Watched, watched
 from tests.rights import as_user, grant, refused
+from tests.waiting import DEADLINE_SECONDS
 from timers.access import RIGHTS, ApiKey, make_key
 from timers.core.model import Timer
 from timers.core.outcome import Fail
+from timers.dashboard import overview, service
 from timers.embedded import EmbeddedServer
 from timers.processor import Context, processor
 
@@ -40,9 +42,12 @@ KEYS: tuple[ApiKey, ...] = (EVERYTHING_KEY, READS_KEY, WRITES_KEY, OPERATES_KEY)
 
 
 @pytest.fixture
-def instead() -> Instead:
-    """Pages that a test file replaces, to change their timings."""
-    return lambda _: ()
+def reading_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request for a page reads the db."""
+    monkeypatch.setattr(overview, "STATS_SECONDS", -1.0)
+    monkeypatch.setattr(overview, "LOAD_SECONDS", -1.0)
+    monkeypatch.setattr(overview, "LOAD_PATIENCE_SECONDS", DEADLINE_SECONDS)
+    monkeypatch.setattr(service, "VIEWS_SECONDS", -1.0)
 
 
 @pytest.fixture
@@ -55,24 +60,24 @@ async def url(server: EmbeddedServer, redis: Redis) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def api(url: str, instead: Instead) -> AsyncIterator[Api]:
+async def api(url: str) -> AsyncIterator[Api]:
     """Without keys, open to this machine. It has no worker."""
-    async with running_api(url, PROCESSORS, instead=instead) as running:
+    async with running_api(url, PROCESSORS) as running:
         yield running
 
 
 @pytest.fixture
-async def working(url: str, instead: Instead) -> AsyncIterator[Api]:
+async def working(url: str) -> AsyncIterator[Api]:
     """Without keys, with a worker."""
-    async with running_api(url, PROCESSORS, works=True, instead=instead) as running:
+    async with running_api(url, PROCESSORS, works=True) as running:
         yield running
 
 
 @pytest.fixture
-async def guarded(url: str, instead: Instead) -> AsyncIterator[Api]:
+async def guarded(url: str) -> AsyncIterator[Api]:
     """With keys and without a worker."""
     keys = " ".join(key.entry for key in KEYS)
-    async with running_api(url, PROCESSORS, keys=keys, instead=instead) as running:
+    async with running_api(url, PROCESSORS, keys=keys) as running:
         yield running
 
 

@@ -2,29 +2,20 @@
 
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 from redis.asyncio import Redis
 
 from tests.api.harness import running_api
 from tests.dashboard.conftest import EVERYTHING, KEYS, PROCESSORS, READS, Visitor
 from tests.servers import start_server
 from tests.waiting import eventually
-from timers.api.operations import routes_of
 from timers.dashboard import site
-from timers.dashboard.overview import OverviewPage
-from timers.dashboard.service import ServicePages
-from timers.dashboard.site import Parts
 from timers.embedded import EmbeddedServer, Family
 
 
-def reading_each_time(parts: Parts) -> Sequence[web.RouteDef]:
-    return [*routes_of(OverviewPage(parts, stats_seconds=0.0)), *routes_of(ServicePages(parts, views_seconds=0.0))]
-
-
+@pytest.mark.usefixtures("reading_each_time")
 @pytest.mark.parametrize("keys", [None, " ".join(key.entry for key in KEYS)], ids=["open", "with keys"])
 async def test_the_last_state_is_shown_with_its_age_and_then_the_new_one(
     own_server: EmbeddedServer, keys: str | None
@@ -35,7 +26,6 @@ async def test_the_last_state_is_shown_with_its_age_and_then_the_new_one(
         keys=keys,
         keys_fresh_seconds=3600.0,
         request_seconds=0.5,
-        instead=reading_each_time,
     ) as api:
         visitor, other = Visitor(api), Visitor(api)
         await api.client.create("mine", "one", delay="1h")

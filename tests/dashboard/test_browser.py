@@ -9,13 +9,12 @@ import pytest
 from playwright.async_api import Page, Route
 from redis.asyncio import Redis
 
-from tests.api.harness import Api, Instead
+from tests.api.harness import Api
 from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Watched
 from tests.store.acts import an_end
 from tests.waiting import eventually
-from timers.api.operations import routes_of
 from timers.core.model import Status
-from timers.dashboard.many import ManyPages
+from timers.dashboard import many
 from timers.store import keys
 from timers.store.starts import FAILED, add_starts
 
@@ -209,12 +208,11 @@ async def test_chosen_timers_are_cancelled_after_the_words_are_typed(guarded: Ap
     watched.assert_quiet(guarded.server.url)
 
 
-@pytest.fixture
-def instead() -> Instead:
-    return lambda parts: routes_of(ManyPages(parts, slice_limit=10, slice_seconds=0.0))
-
-
-async def test_an_action_continues_slice_by_slice_without_a_click(api: Api, watched: Watched) -> None:
+async def test_an_action_continues_slice_by_slice_without_a_click(
+    api: Api, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many, "SLICE", 10)
+    monkeypatch.setattr(many, "SLICE_SECONDS", 0.0)
     await api.client.batch([{"prefix": "test", "id": f"t{i}", "delay": "1h"} for i in range(35)])
     page = watched.page
     await page.goto(f"{api.server.url}/ui/timers?prefix=test")

@@ -6,16 +6,15 @@ from html import unescape
 
 import pytest
 
-from tests.api.harness import Instead
 from tests.dashboard.conftest import WRITES, Shown, Visitor
-from timers.api.operations import routes_of
 from timers.core.model import Status
-from timers.dashboard.many import ManyPages
+from timers.dashboard import many
 
 
-@pytest.fixture
-def instead() -> Instead:
-    return lambda parts: routes_of(ManyPages(parts, slice_limit=20, slice_seconds=0.0))
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many, "SLICE", 20)
+    monkeypatch.setattr(many, "SLICE_SECONDS", 0.0)
 
 
 def fields_of(text: str) -> list[tuple[str, str]]:

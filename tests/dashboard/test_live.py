@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from aiohttp import ClientResponse
 
-from tests.api.harness import Api, Instead
+from tests.api.harness import Api
 from tests.api.own_feed import MadeUp, OwnFeed
 from tests.dashboard.conftest import READS, Visitor
 from tests.waiting import DEADLINE_SECONDS
@@ -17,7 +17,7 @@ from timers.api.server import ApiServer, application
 from timers.client import feed_of
 from timers.client.feed import Feed, Open
 from timers.core.model import Status
-from timers.dashboard.site import LivePages
+from timers.dashboard import site
 from timers.store.notifications import Change
 
 WORD = b"data: new\n\n"
@@ -29,9 +29,10 @@ def most_seconds() -> float:
     return 3600.0
 
 
-@pytest.fixture
-def instead(most_seconds: float) -> Instead:
-    return lambda parts: routes_of(LivePages(parts, least_seconds=0.01, most_seconds=most_seconds))
+@pytest.fixture(autouse=True)
+def paced(most_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(site, "MOST_SECONDS", most_seconds)
 
 
 @asynccontextmanager
@@ -79,7 +80,7 @@ async def test_a_page_hears_only_of_the_prefixes_of_its_key(guest: Visitor) -> N
 async def test_a_burst_of_changes_is_one_word_and_closing_the_feed_ends_the_stream(api: Api) -> None:
     queries = MadeUp()
     feed = Feed(queries.changes)
-    routes = routes_of(LivePages(replace(api.parts, client=OwnFeed(feed)), least_seconds=0.01, most_seconds=3600.0))
+    routes = routes_of(site.LivePages(replace(api.parts, client=OwnFeed(feed))))
     server = await ApiServer.start(application(routes, api.parts.auth), "127.0.0.1", 0)
     async with api.session.get(f"{server.url}/ui/live") as stream:
         await word(stream)

@@ -9,14 +9,12 @@ from html import unescape
 import pytest
 from redis.asyncio import Redis
 
-from tests.api.harness import Api, Instead
+from tests.api.harness import Api
 from tests.dashboard.conftest import EVERYTHING, READS, Visitor
 from tests.members import announce
 from tests.store.acts import an_end, retrying, running
 from tests.waiting import DEADLINE_SECONDS, eventually
-from timers.api.operations import routes_of
 from timers.core.model import Status
-from timers.dashboard.overview import OverviewPage
 from timers.store import alarms, keys
 from timers.store.cooperative import CachedRead
 from timers.store.scripts import FULL
@@ -26,11 +24,7 @@ from timers.store.store import Arming, Store
 LONG_AGO = 1_700_000_000_000
 
 
-@pytest.fixture
-def instead() -> Instead:
-    """Every request reads the db."""
-    waits = {"stats_seconds": -1.0, "load_seconds": -1.0, "load_patience_seconds": DEADLINE_SECONDS}
-    return lambda parts: routes_of(OverviewPage(parts, **waits))
+pytestmark = pytest.mark.usefixtures("reading_each_time")
 
 
 def sentence(text: str) -> str:

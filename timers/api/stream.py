@@ -48,29 +48,20 @@ AT_ONCE: Final = 100
 class EventRoutes:
     """`/v1/events`, for a limited number of listeners at a time."""
 
-    def __init__(
-        self,
-        client: TimerClient,
-        most: int = LISTENERS,
-        *,
-        most_of_key: int = LISTENERS_OF_KEY,
-        linger_seconds: float = LINGER_SECONDS,
-        heartbeat_seconds: float = HEARTBEAT_SECONDS,
-    ) -> None:
-        self._client, self._most, self._most_of_key = client, most, most_of_key
-        self._linger_seconds, self._heartbeat_seconds = linger_seconds, heartbeat_seconds
+    def __init__(self, client: TimerClient, *, linger_seconds: float = LINGER_SECONDS) -> None:
+        self._client, self._linger_seconds = client, linger_seconds
         self._of_key: Counter[str] = Counter()
 
     @call("streamEvents")
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Answers 200 with events until one side closes."""
         wants = _wants(request)
-        if self._of_key.total() >= self._most:
-            raise Busy(f"this pod has {self._most} listeners, its maximum; try again later")
+        if self._of_key.total() >= LISTENERS:
+            raise Busy(f"this pod has {LISTENERS} listeners, its maximum; try again later")
         caller = caller_of(request)
         key = caller.id if caller else ""
-        if key and self._of_key[key] >= self._most_of_key:
-            raise Busy(f"this API key has {self._most_of_key} listeners on this pod, its maximum; close some")
+        if key and self._of_key[key] >= LISTENERS_OF_KEY:
+            raise Busy(f"this API key has {LISTENERS_OF_KEY} listeners on this pod, its maximum; close some")
         self._of_key[key] += 1
         try:
             return await self._stream(request, wants)
@@ -115,7 +106,7 @@ class EventRoutes:
         """Write events as they come, everything that waits at a time, until the feed ends."""
         while True:
             try:
-                async with asyncio.timeout(self._heartbeat_seconds):
+                async with asyncio.timeout(HEARTBEAT_SECONDS):
                     event = await listener.next()
             except TimeoutError:
                 place = "" if listener.place is None else f"id: {listener.place}\n"

@@ -143,9 +143,8 @@ async def failures_of(store: Store, prefix: str, counts: Mapping[Status, int]) -
 class ManyPages:
     """`/ui/timers`, `/ui/failed` and `/ui/bulk`."""
 
-    def __init__(self, parts: Parts, *, slice_limit: int = SLICE, slice_seconds: float = SLICE_SECONDS) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._parts, self._client = parts, parts.client
-        self._slice_limit, self._slice_seconds = slice_limit, slice_seconds
 
     @page_at("GET timers", "read")
     async def timers(self, request: web.Request) -> web.Response:
@@ -257,7 +256,7 @@ class ManyPages:
 
     async def _slice(self, request: web.Request, bulk: BulkRequest, asked: BulkAction, progress: Counts) -> None:
         """Do as much as fits into one request, and add it to the progress."""
-        until = time.monotonic() + self._slice_seconds
+        until = time.monotonic() + SLICE_SECONDS
         if bulk.chosen:
             chosen, visible = [identity_of(member) for member in bulk.chosen], visible_to(request)
             asked = asked.on([each for each in chosen if visible is None or visible(each[0])])
@@ -266,7 +265,7 @@ class ManyPages:
                 progress.refuse(prefix, timer_id, nothing_of(prefix))
         if bulk.chosen or bulk.statuses:
             counts = await acting(self._client, request).act(
-                asked, stop=lambda counts: counts.matched >= self._slice_limit or time.monotonic() > until
+                asked, stop=lambda counts: counts.matched >= SLICE or time.monotonic() > until
             )
             progress.add(counts)
 

@@ -149,18 +149,10 @@ def _page_of(prefix: str) -> tuple[str, str]:
 class OverviewPage:
     """`/`."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        stats_seconds: float = STATS_SECONDS,
-        load_seconds: float = LOAD_SECONDS,
-        load_patience_seconds: float = LOAD_PATIENCE_SECONDS,
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._whole = CachedRead(self._read, stats_seconds)
-        self._load = lru_cache(SCOPES)(lambda prefixes: CachedRead(lambda: self._loaded(prefixes), load_seconds))
-        self._load_patience_seconds = load_patience_seconds
+        self._whole = CachedRead(self._read, STATS_SECONDS)
+        self._load = lru_cache(SCOPES)(lambda prefixes: CachedRead(lambda: self._loaded(prefixes), LOAD_SECONDS))
 
     @call("getDashboard")
     async def page(self, request: web.Request) -> web.Response:
@@ -174,7 +166,7 @@ class OverviewPage:
         is_empty = not any(by_status.values()) and not any(ring["total"] for ring in rings)
         rows = await due_rows(self._parts.store, stats.fleet, wanted)
         # Last, because counting keeps the server busy.
-        load = await self._load(prefixes_of(request)).soon(self._load_patience_seconds)
+        load = await self._load(prefixes_of(request)).soon(LOAD_PATIENCE_SECONDS)
         return show(
             request,
             "overview",

@@ -52,9 +52,9 @@ every refresh."""
 class ServicePages:
     """`/ui/prefixes`, `/ui/pods`, `/ui/server`, `/ui/keys`."""
 
-    def __init__(self, parts: Parts, *, views_seconds: float = VIEWS_SECONDS) -> None:
-        self._parts, self._client, self._views_seconds = parts, parts.client, views_seconds
-        self._prefixes = CachedRead(lambda: _worst_first(parts.store), views_seconds)
+    def __init__(self, parts: Parts) -> None:
+        self._parts, self._client = parts, parts.client
+        self._prefixes = CachedRead(lambda: _worst_first(parts.store), VIEWS_SECONDS)
         self._looks = lru_cache(LOOKS)(lambda prefix: CachedRead(lambda: self._look(prefix), LOOK_SECONDS))
         self._checks = CachedRead(lambda: examine(parts.store, ledger=parts.client.ledger), CHECKS_SECONDS)
 
@@ -154,7 +154,7 @@ class ServicePages:
         if action not in acts:
             raise web.HTTPNotFound(text=f"{shown(action)} is not an action for a prefix")
         await acts[action](prefix)
-        self._prefixes = CachedRead(lambda: _worst_first(self._parts.store), self._views_seconds)
+        self._prefixes = CachedRead(lambda: _worst_first(self._parts.store), VIEWS_SECONDS)
         return redirect(f"/ui/prefixes?q={prefix}")
 
     @page_at("GET pods", "read")

@@ -259,11 +259,8 @@ MOST_SECONDS: Final = 5.0
 class LivePages(EventRoutes):
     """`/ui/live`."""
 
-    def __init__(
-        self, parts: Parts, *, least_seconds: float = LEAST_SECONDS, most_seconds: float = MOST_SECONDS
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
         super().__init__(parts.client, linger_seconds=0.0)
-        self._least_seconds, self._most_seconds = least_seconds, most_seconds
 
     @page_at("GET live", "read", endless=True)
     async def live(self, request: web.Request) -> web.StreamResponse:
@@ -274,9 +271,9 @@ class LivePages(EventRoutes):
         """Tell only that there are changes, not which."""
         while True:
             await write(response, b"data: new\n\n")
-            await asyncio.sleep(self._least_seconds)
+            await asyncio.sleep(LEAST_SECONDS)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._most_seconds - self._least_seconds):
+                async with asyncio.timeout(MOST_SECONDS - LEAST_SECONDS):
                     if await listener.next() is None:
                         return
             listener.waiting(LOG_LIMIT)
