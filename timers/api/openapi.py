@@ -55,9 +55,7 @@ _WITH_RIGHT: Final = (
     "ledger-unavailable",
     "busy",
 )
-_WITH_ADDRESS: Final = ("no-such-address",)
 _WITH_BODY: Final = ("request-timeout", "too-large", "unsupported-media-type")
-_READING_A_BODY: Final = ("POST", "PUT", "PATCH", "DELETE")
 
 _DESCRIPTION: Final = """\
 Durable timers: never early, never lost, one winner, cancel means cancel.
@@ -237,7 +235,7 @@ class _Document:
         described: Json = {}
         for answer in answers:
             one = described.setdefault(str(answer.status), {"description": answer.description})
-            one["headers"] = _header_references((*answer.headers, "X-Request-Id"), required=answer.headers)
+            one["headers"] = _headers(answer.headers)
             if answer.media_type is not None:
                 one.setdefault("content", {})[answer.media_type] = self._content(answer.media_type, answer.body)
         return described
@@ -323,42 +321,28 @@ def _security(operation: Operation) -> list[Json]:
     return [_KEY, _SIGNED] if operation.body or operation.method == "GET" else [_KEY]
 
 
-def _header_references(names: Iterable[str], required: Iterable[str]) -> Json:
-    """The headers of an answer: references, or the header itself if it always comes, because a reference cannot say
-    so."""
-    always = set(required)
-    return {
-        name: {**_header(*_HEADERS[name]), "required": True}
-        if name in always
-        else {"$ref": f"#/components/headers/{name}"}
-        for name in names
-    }
+def _headers(always: Iterable[str]) -> Json:
+    """The headers of an answer. Those that always come stand in it themselves, because a reference cannot say that."""
+    required = {name: {**_header(*_HEADERS[name]), "required": True} for name in always}
+    return {**required, "X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}}
 
 
 def _problems(operation: Operation) -> Json:
+    """A call's problems by status: its own, and those of every call of its kind."""
+    slugs = [*operation.problems, *_ALWAYS]
+    slugs += _WITH_RIGHT if operation.right else ()
+    slugs += ["no-such-address"] if "{" in operation.path else ()
+    slugs += _WITH_BODY if operation.method in ("POST", "PUT", "PATCH", "DELETE") else ()
     by_status: defaultdict[int, list[ProblemType]] = defaultdict(list)
-    for slug in dict.fromkeys(_slugs(operation)):
+    for slug in dict.fromkeys(slugs):
         by_status[PROBLEMS[slug].status].append(PROBLEMS[slug])
     return {str(status): _problem(status, by_status[status]) for status in sorted(by_status)}
 
 
-def _slugs(operation: Operation) -> Iterable[str]:
-    """The types of a call's problems: its own, and those of every call of its kind."""
-    yield from operation.problems
-    yield from _ALWAYS
-    if operation.right:
-        yield from _WITH_RIGHT
-    if "{" in operation.path:
-        yield from _WITH_ADDRESS
-    if operation.method in _READING_A_BODY:
-        yield from _WITH_BODY
-
-
 def _problem(status: int, kinds: Sequence[ProblemType]) -> Json:
-    headers = _PROBLEM_HEADERS.get(status, ())
     return {
         "description": " ".join(kind.when for kind in kinds),
-        "headers": _header_references((*headers, "X-Request-Id"), required=headers),
+        "headers": _headers(_PROBLEM_HEADERS.get(status, ())),
         "content": {
             CONTENT_TYPE: {
                 "schema": reference("Problem"),
