@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -71,7 +71,7 @@ def check_origin(request: web.Request) -> None:
 @lru_cache(maxsize=256)  # the clients of one API use only a few names for it
 def _cannot_be_registered(given: str) -> bool:
     host = _parts(f"//{given}").hostname or "."
-    return "." not in host or host.endswith(_NOBODYS) or _is_address(host)
+    return "." not in host or host.endswith(_NOBODYS) or _address(host) is not None
 
 
 def _parts(url: str) -> SplitResult:
@@ -81,12 +81,11 @@ def _parts(url: str) -> SplitResult:
         return urlsplit("")
 
 
-def _is_address(host: str) -> bool:
+def _address(text: str) -> IPv4Address | IPv6Address | None:
     try:
-        ip_address(host)
+        return ip_address(text)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 _CALLER: Final = web.RequestKey("caller", ApiKey)
@@ -218,7 +217,7 @@ class Auth:
             return await handler(request)
 
     async def _caller(self, request: web.Request, operation: Operation) -> ApiKey:
-        if "Authorization" not in request.headers and self._signing_keys and credentials.is_signed(request.headers):
+        if "Authorization" not in request.headers and self._signing_keys and credentials.SIGNATURE in request.headers:
             return await self._signer(request, operation)
         keys = await self._known(operation)
         if not self._closed and not self._ever_kept:
@@ -353,13 +352,10 @@ AUTH: Final = web.AppKey("auth", Auth)
 
 def _network(address: str | None) -> str:
     """The address, or for IPv6 its /64, which one subscriber has."""
-    try:
-        found = ip_address(address or "")
-    except ValueError:
-        return address or ""
-    if isinstance(found, IPv4Address) or found.ipv4_mapped is not None:
-        return str(found)
-    return str(IPv6Network((int(found), 64), strict=False))
+    found = _address(address or "")
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
+        return str(IPv6Network((int(found), 64), strict=False))
+    return (address or "") if found is None else str(found)
 
 
 def _parsed(kept: Mapping[str, str]) -> list[ApiKey]:

@@ -135,11 +135,6 @@ def _only(headers: CIMultiDictProxy[str], name: str) -> str:
     return given[0]
 
 
-def is_signed(headers: CIMultiDictProxy[str]) -> bool:
-    """Whether the request claims to be signed."""
-    return SIGNATURE in headers
-
-
 class Proof:
     """A signature, checked while its body arrives: a hash for each key over the headers and what has arrived. Any
     key may have signed. `id` is the request's."""

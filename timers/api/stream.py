@@ -80,7 +80,8 @@ class EventRoutes:
         listener = feed.join(wants, request.headers.get(LAST_EVENT_ID))
         try:
             await self._until_revoked(request, self._pass_on(listener, response))
-            await write_end(response)
+            async with asyncio.timeout(END_SECONDS):
+                await response.write_eof()
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
@@ -131,12 +132,6 @@ async def write(response: web.StreamResponse, data: bytes) -> None:
     """Send the data. Raises TimeoutError if the listener accepts nothing."""
     async with asyncio.timeout(STALL_SECONDS):
         await response.write(data)
-
-
-async def write_end(response: web.StreamResponse) -> None:
-    """End the stream. Raises TimeoutError if the listener does not accept even that soon."""
-    async with asyncio.timeout(END_SECONDS):
-        await response.write_eof()
 
 
 def _encoded(event: Event) -> bytes:

@@ -7,7 +7,7 @@ import sys
 import termios
 import tty
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -107,7 +107,9 @@ async def _show(client: TimerClient, store: Store, console: Console, prefix: str
                 except Unavailable as error:
                     trouble = str(error)
             view.update(_page(seen, prefix, trouble, console, paused=paused), refresh=True)
-            key = await _next_key(pressed)
+            key = None
+            with suppress(TimeoutError):
+                key = await asyncio.wait_for(pressed.get(), POLL_SECONDS)
             if key == _QUIT:
                 return
             paused = paused != (key == _PAUSE)
@@ -134,15 +136,6 @@ def _keystrokes() -> Iterator[asyncio.Queue[str]]:
     finally:
         loop.remove_reader(descriptor)
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
-async def _next_key(pressed: asyncio.Queue[str]) -> str | None:
-    """The next key, or None if none is typed before the next poll."""
-    try:
-        async with asyncio.timeout(POLL_SECONDS):
-            return await pressed.get()
-    except TimeoutError:
-        return None
 
 
 async def _poll(client: TimerClient, store: Store, prefix: str | None) -> _Snapshot:
