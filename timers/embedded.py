@@ -55,8 +55,6 @@ if os.getppid() == int(sys.argv[1]):
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A usable server program and its version."""
-
     path: Path
     family: Family
     version: str

@@ -29,7 +29,6 @@ T = TypeVar("T")
 
 
 def answer(data: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """A JSON answer."""
     return of_bytes(encoded(data), status=status, headers=headers)
 
 
@@ -159,7 +158,6 @@ def field_json(error: FieldError) -> BadField:
 
 
 def of_error(error: TimersError) -> web.Response:
-    """The problem for an error of this package."""
     response = _response(problem_body(error))
     response.headers.update(headers_of(error))
     return response

@@ -175,7 +175,6 @@ class _Document:
         }
 
     def whole(self) -> Json:
-        """The whole document."""
         paths = defaultdict[str, Json](dict)
         for operation in OPERATIONS:
             paths[operation.path][operation.method.lower()] = self._operation(operation)
@@ -296,7 +295,6 @@ class _Document:
 
 
 def reference(name: str) -> Json:
-    """A reference to the schema with that name."""
     return {"$ref": _ROOT + name}
 
 

@@ -140,7 +140,6 @@ async def _get(client: TimerClient, request: web.Request) -> web.Response:
 
 
 async def _patch(client: TimerClient, request: web.Request) -> web.Response:
-    """Answers 200 with the changed timer."""
     body = await read_json(request, types=_PATCH_TYPES)
     identity, change = both(lambda: _identity(request), lambda: parsed(request, TimerChange.parse, body))
     version = await _expected_version(client, request)
@@ -218,7 +217,6 @@ ACTION_SECONDS: Final = 5.0
 
 
 async def _list(client: TimerClient, request: web.Request) -> web.Response:
-    """Answers 200 with a page."""
     page = await client.page(read_query(request, PageRequest).seen_by(visible_to(request)))
     items = await joined(page.items, lambda timer: encoded(timer.to_json()))
     return of_bytes(b'{"items":[' + items + b'],"next_cursor":' + encoded(page.next_cursor) + b"}")
@@ -288,7 +286,6 @@ async def _stats(client: TimerClient, request: web.Request) -> web.Response:
 
 
 async def _prefixes(client: TimerClient, request: web.Request) -> web.Response:
-    """Answers 200 with the prefixes that the caller may see."""
     prefix, visible = read_query(request, PrefixQuery).prefix, visible_to(request)
     views = [view for view in await client.prefixes(prefix) if visible is None or visible(view.prefix)]
     return of_bytes(b'{"items":[' + await joined(views, lambda view: encoded(view.to_json())) + b"]}")

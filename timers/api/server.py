@@ -107,7 +107,6 @@ class Connection(web.RequestHandler):
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """See asyncio."""
         self._limit.inside -= 1
         super().connection_lost(exc)
 

@@ -86,7 +86,6 @@ class _Bench(Observer):
             self._all_ended.set()
 
     async def round_trips(self) -> Row:
-        """Measure calls made one after another."""
         timings = []
         for _ in range(ROUND_TRIPS):
             began = time.monotonic()

@@ -30,7 +30,6 @@ class Figure(NamedTuple):
 
     @property
     def source(self) -> str:
-        """How to measure it."""
         return f"python -m tests.bench {self.benchmark}: {self.column}"
 
 

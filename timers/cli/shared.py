@@ -150,7 +150,6 @@ ExactPrefix = Annotated[
 
 
 def prefix_option(said: str) -> Any:
-    """`--prefix` with this help."""
     return typer.Option("--prefix", metavar="PREFIX", help=said, autocompletion=complete_prefixes)
 
 

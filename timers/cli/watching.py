@@ -88,8 +88,6 @@ def _line_of(name: str, data: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """The results of one poll."""
-
     now_ms: int
     overview: Seen
     coming: Sequence[Timer]

@@ -67,7 +67,6 @@ class Wanted:
 
     @property
     def values(self) -> Mapping[str, str]:
-        """The conditions that come once, by name."""
         return {name: dict(self.given).get(name, "") for name in NAMES}
 
     def query(self, **more: str) -> str:
@@ -97,7 +96,6 @@ class BulkRequest:
 
     @classmethod
     def parse(cls, request: web.Request, pairs: Sequence[tuple[str, str]]) -> "BulkRequest":
-        """Read the request from an address or a form. Raises InvalidInput."""
         one, chosen = dict(pairs), [value for name, value in pairs if name == "timer"]
         action = check_action(one.get("action"))
         wanted = Wanted.parse([] if chosen else pairs, visible_to(request))
@@ -141,8 +139,6 @@ async def failures_of(store: Store, prefix: str, counts: Mapping[Status, int]) -
 
 
 class ManyPages:
-    """`/ui/timers`, `/ui/failed` and `/ui/bulk`."""
-
     def __init__(self, parts: Parts) -> None:
         self._parts, self._client = parts, parts.client
 

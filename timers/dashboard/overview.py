@@ -147,8 +147,6 @@ def _page_of(prefix: str) -> tuple[str, str]:
 
 
 class OverviewPage:
-    """`/`."""
-
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._whole = CachedRead(self._read, STATS_SECONDS)
@@ -156,7 +154,6 @@ class OverviewPage:
 
     @call("getDashboard")
     async def page(self, request: web.Request) -> web.Response:
-        """Answers 200 with the page."""
         refuse_query(request)
         visible, now_ms = visible_to(request), round(self._parts.store.clock.now_ms())
         seen = await self._seen(visible)

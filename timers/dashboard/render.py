@@ -63,7 +63,6 @@ def mebibytes(size: int) -> str:
 
 
 def pretty(value: object) -> str:
-    """JSON formatted for people."""
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 
@@ -80,7 +79,6 @@ def assets() -> Mapping[str, tuple[str, bytes, str]]:
 
 
 def asset(name: str) -> str:
-    """The address of a static file."""
     return next(f"/ui/static/{hashed}" for hashed, (known, _, _) in assets().items() if known == name)
 
 
@@ -114,7 +112,6 @@ def prepare() -> None:
 
 
 def page(template: str, *, status: int = 200, **values: Any) -> web.Response:
-    """An answer made from a template."""
     text = environment().get_template(f"{template}.html").render(values)
     return web.Response(text=text, status=status, content_type="text/html", charset="utf-8", headers=HEADERS)
 

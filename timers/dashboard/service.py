@@ -50,8 +50,6 @@ every refresh."""
 
 
 class ServicePages:
-    """`/ui/prefixes`, `/ui/pods`, `/ui/server`, `/ui/keys`."""
-
     def __init__(self, parts: Parts) -> None:
         self._parts, self._client = parts, parts.client
         self._prefixes = CachedRead(lambda: _worst_first(parts.store), VIEWS_SECONDS)
@@ -159,7 +157,6 @@ class ServicePages:
 
     @page_at("GET pods", "read")
     async def pods(self, request: web.Request) -> web.Response:
-        """Answers 200 with the live pods."""
         return show(
             request,
             "pods",
@@ -204,7 +201,6 @@ class ServicePages:
 
     @page_at("GET keys", "operate", of_all=True)
     async def keys(self, request: web.Request, *, status: int = 200, **values: Any) -> web.Response:
-        """Answers 200 with the keys in Redis."""
         _require_admin(request)
         entries = await self._parts.callers.entries()
         rows: list[dict[str, Any]] = [
@@ -229,7 +225,6 @@ class ServicePages:
 
     @page_at("POST keys/{key}/revoke", "operate", of_all=True)
     async def revoke_key(self, request: web.Request) -> web.Response:
-        """Answers 303 back to the keys."""
         _require_admin(request)
         await form_of(request)
         await self._parts.callers.revoke(request.match_info["key"])

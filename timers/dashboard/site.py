@@ -46,8 +46,6 @@ _log = get_logger("timers.dashboard")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts that the pages are made from."""
-
     store: Store
     client: TimerClient
     auth: Auth
@@ -230,7 +228,6 @@ class SignIn:
 
     @page_at("POST sign-out", None)
     async def sign_out(self, request: web.Request) -> web.Response:
-        """Answers 303 to the form."""
         await form_of(request)
         response = render.redirect("/ui/sign-in")
         await self._auth.sessions.end(request, response)
@@ -257,8 +254,6 @@ MOST_SECONDS: Final = 5.0
 
 
 class LivePages(EventRoutes):
-    """`/ui/live`."""
-
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts.client, linger_seconds=0.0)
 

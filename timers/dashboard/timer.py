@@ -47,8 +47,6 @@ def occurrences(timer: Timer) -> Iterator[int]:
 
 
 class TimerPages:
-    """`/ui/timers/{prefix}/{id}` and `/ui/new`."""
-
     def __init__(self, parts: Parts) -> None:
         self._parts, self._client = parts, parts.client
 
@@ -168,7 +166,6 @@ def _identity(request: web.Request) -> tuple[str, str]:
 
 
 def _values(timer: Timer) -> dict[str, str]:
-    """The values that a form shows for a timer."""
     fields = timer.to_json()
     given = {name: "" if fields[name] in (None, {}) else pretty(fields[name]) for name in _JSON_FIELDS}
     missed = fields["missed"] if isinstance(fields["missed"], str) else pretty(fields["missed"])

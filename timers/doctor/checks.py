@@ -56,7 +56,6 @@ class Check:
     repair: str = ""
 
     def to_json(self) -> dict[str, str | None]:
-        """As it is shown."""
         said = {"check": self.name, "level": self.level, "said": self.said}
         return {**said, "means": self.means or None, "repair": self.repair or None}
 

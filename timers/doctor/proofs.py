@@ -326,7 +326,6 @@ def _is_foreign(key: bytes, prefixes: Collection[str]) -> bool:
 
 
 async def latency(store: Store) -> Check:
-    """How long a call takes."""
     rounds_ms: list[float] = []
     for _ in range(CALLS):
         began = time.monotonic()
@@ -342,7 +341,6 @@ async def latency(store: Store) -> Check:
 
 
 async def skew(store: Store) -> Check:
-    """How far the server's clock and this machine's differ."""
     skew_ms = abs(await store.now_ms() - time.time() * 1000)
     said = f"the server's clock and this machine's differ by {skew_ms:.0f} ms"
     means = "timers follow the server's: an absolute due time is met by its clock"

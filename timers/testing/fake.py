@@ -97,13 +97,11 @@ class _Confirmed(Writer):
         self._redis = redis
 
     async def write(self, commands: Sequence[Command]) -> list[Written]:
-        """See Writer."""
         redis: Any = self._redis
         asked = (redis.execute_command(*command) for command in commands)
         return [(answer, True) for answer in await asyncio.gather(*asked, return_exceptions=True)]
 
     async def lacks(self, root: str = "") -> str:
-        """Nothing."""
         return ""
 
     async def aclose(self) -> None:

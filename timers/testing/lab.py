@@ -314,7 +314,6 @@ def _own(timer: Timer) -> Timer:
 
 
 async def _sleep(delay: float, result: Any = None) -> Any:
-    """Replaces `asyncio.sleep`."""
     lab = _RUN_OF.get()
     if lab is None:
         return await _really_sleep(delay, result)
@@ -323,8 +322,6 @@ async def _sleep(delay: float, result: Any = None) -> Any:
 
 
 class _LabClock(ServerClock):
-    """The server's clock, which is the lab's."""
-
     def __init__(self, lab: TimerLab) -> None:
         super().__init__()
         self._lab = lab
