@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Self, cast
@@ -169,7 +169,8 @@ class EmbeddedServer(AbstractAsyncContextManager["EmbeddedServer"]):
         try:
             if self._process.poll() is None:
                 self._process.terminate()
-                await _until_ended(self._process, timeout_s)
+                with suppress(subprocess.TimeoutExpired):
+                    await asyncio.to_thread(self._process.wait, timeout_s)
         finally:
             self.kill()
 
@@ -294,12 +295,6 @@ def _spawn(arguments: list[str], log: Path, lock: int) -> subprocess.Popen[bytes
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
-
-
-async def _until_ended(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110 (a process sets no event)
-        await asyncio.sleep(_POLL_S)
 
 
 async def _until_ready(process: subprocess.Popen[bytes], socket: Path, log: Path, timeout_s: float) -> None:
