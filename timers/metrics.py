@@ -227,9 +227,11 @@ class Metrics(Observer, Collector):
         `dropped` counts since the process began. `ledger_up` is None without a ledger, `inbox_seconds` also while it
         does not answer."""
         self._numbers["timers_events_dropped_total"][()], is_up = dropped, any(servers.values())
-        single: dict[str, float] = {
+        single: dict[str, float | None] = {
             "timers_data_losses": losses,
             "timers_ready": is_up or bool(ledger_up) if health is None else is_up and health.ready,
+            "timers_ledger_up": ledger_up,
+            "timers_inbox_seconds": inbox_seconds,
         }
         if health is not None:
             single |= {
@@ -240,19 +242,14 @@ class Metrics(Observer, Collector):
                 "timers_notifications_ok": health.notifications == "ok" if is_up else nan,
                 "timers_notification_lag_seconds": health.lag_seconds if is_up else nan,
             }
-            if health.ledger is not None:
-                single |= {
-                    "timers_ledger_waiting": health.ledger.waiting,
-                    "timers_ledger_lag_seconds": health.ledger.lag_seconds,
-                    "timers_ledger_share": health.ledger.share,
-                }
-                if health.ledger.refused is not None:
-                    single["timers_inbox_refused"] = health.ledger.refused
-        if ledger_up is not None:
-            single["timers_ledger_up"] = ledger_up
-        if inbox_seconds is not None:
-            single["timers_inbox_seconds"] = inbox_seconds
-        known = dict.fromkeys(_UNKNOWN, nan) | single
+        if health is not None and health.ledger is not None:
+            single |= {
+                "timers_ledger_waiting": health.ledger.waiting,
+                "timers_ledger_lag_seconds": health.ledger.lag_seconds,
+                "timers_ledger_share": health.ledger.share,
+                "timers_inbox_refused": health.ledger.refused,
+            }
+        known = dict.fromkeys(_UNKNOWN, nan) | {name: value for name, value in single.items() if value is not None}
         up: Figures = {"timers_redis_up": {(server,): answers for server, answers in servers.items()}}
         self._read = {**{name: {(): value} for name, value in known.items()}, **up, **(figures or {})}
         return generate_latest(self._registry)

@@ -64,14 +64,7 @@ async def call(
         updated_ms=now_ms,
         spec={"payload": decode(encode_payload(payload)), "metadata": dict(metadata or {})},
     )
-    known: dict[str, Any] = {
-        "token": timer.token,
-        "idempotency_key": timer.idempotency_key,
-        "deadline": None,
-        "log": get_logger("timers.processor"),
-        "state": state,
-        "timers": refusing,
-    }
-    result = processor.function(timer, (Context if processor.is_async else BlockingContext)(**known))
+    log, kind = get_logger("timers.processor"), Context if processor.is_async else BlockingContext
+    result = processor.function(timer, kind(timer.token, timer.idempotency_key, None, log, state, refusing))
     outcome: Result = await result if inspect.isawaitable(result) else result
     return outcome
