@@ -125,32 +125,16 @@ def _quorum(sentinels: Sentinels, words: Sequence[_Word | Exception]) -> Check:
     stands = "nothing replaces the primary when it dies, and then no timer runs"
     away = f"{said}; without an answer: {', '.join(silent)}"
     alone, few = f"TIMERS_REDIS_URL names {len(words)} of {there} Sentinels", f"there are {there} Sentinels"
+    differ, lost = f"{said}; they name {' and '.join(primaries)}", "when one fails, the rest are no majority"
+    start = "start the missing Sentinels, or remove those that are gone for good"
     return judged(
         "sentinels",
         f"{said}; {sentinels.service!r} has the primary {', '.join(primaries)}",
         (2 * len(heard) <= len(words), "fail", away, stands, "start the others; `SENTINEL CKQUORUM` on one says more"),
-        (
-            bool(against),
-            "fail",
-            against,
-            stands,
-            "start the missing Sentinels, or remove those that are gone for good",
-        ),
+        (bool(against), "fail", against, stands, start),
         (bool(silent), "warn", away, "a failover needs a majority of them", "start it, or correct the URL"),
-        (
-            len(primaries) > 1,
-            "warn",
-            f"{said}; they name {' and '.join(primaries)}",
-            "a failover is in progress",
-            "run the doctor again",
-        ),
-        (
-            there < FEWEST,
-            "warn",
-            few,
-            "when one fails, the rest are no majority",
-            f"run {FEWEST} on machines of their own",
-        ),
+        (len(primaries) > 1, "warn", differ, "a failover is in progress", "run the doctor again"),
+        (there < FEWEST, "warn", few, lost, f"run {FEWEST} on machines of their own"),
         (2 * len(words) <= there, "warn", alone, "if these are away, no pod can start", "name all of them"),
     )
 
