@@ -52,16 +52,6 @@ def clock_of(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%H:%M UTC")
 
 
-def number(value: int) -> str:
-    """A number with thin spaces between thousands, which nobody takes for a decimal point."""
-    return f"{value:,}".replace(",", "\u202f")
-
-
-def mebibytes(size: int) -> str:
-    """A size: `12.3 MiB`."""
-    return f"{size / 1024 / 1024:.1f} MiB"
-
-
 def pretty(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
 
@@ -94,10 +84,10 @@ def environment() -> Environment:
     )
     made.globals["asset"] = asset
     filters: dict[str, Callable[[Any], str]] = {
-        "mebibytes": mebibytes,
+        "mebibytes": lambda size: f"{size / 2**20:.1f} MiB",
         "duration": in_units,
         "moment": moment,
-        "number": number,
+        "number": lambda value: f"{value:,}".replace(",", "\u202f"),  # nobody takes thin spaces for a decimal point
         "clock": clock,
         "pretty": pretty,
     }
