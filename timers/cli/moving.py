@@ -4,13 +4,12 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from pathlib import Path
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, BinaryIO, Final
 
 import typer
 
-from timers.cli.shared import OnlyOf, Output, cell, note, progress, run, show
+from timers.cli.shared import OnlyOf, Output, cell, given_file, note, progress, run, show
 from timers.client import TimerClient, open_store
 from timers.client.backup import IfExists, Import, Report, export, number_of_timers
 from timers.client.moving import Mover, abort, preview
@@ -200,7 +199,7 @@ def import_all(
         except Unavailable as error:
             raise Unavailable(f"{error}; repeat the import, which continues where this one stopped") from error
 
-    with _file(file) as opened:
+    with given_file("FILE", file) as opened:
         report = run(put)
     found = report.to_json()
     if output == "table":
@@ -214,13 +213,6 @@ def import_all(
         note(f"{report.bad} bad lines")
     if report.bad or report.trouble is not None:
         raise typer.Exit(1)
-
-
-def _file(path: str) -> AbstractContextManager[BinaryIO]:
-    try:
-        return nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb")
-    except OSError as error:
-        raise InvalidInput.of("FILE", path, f"a file that can be read ({error.strerror})") from None
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:

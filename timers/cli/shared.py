@@ -4,8 +4,9 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any, Final, Literal, TypeVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Final, Literal, TypeVar
 
 import typer
 
@@ -13,6 +14,7 @@ from timers.client import TimerClient, client_of, open_redis
 from timers.core.fields import OWN_PREFIXES, is_own
 from timers.core.model import Status
 from timers.embedded import reachable_url
+from timers.errors import InvalidInput
 from timers.settings import load_worker_settings
 from timers.store.filters import Filter
 from timers.store.listing import read_page
@@ -85,6 +87,14 @@ def _fields(record: Mapping[str, Any]) -> list[str]:
 def cell(value: Any) -> str:
     """Text is shown as it is, unless it could control a terminal. Everything else is shown as JSON."""
     return value if isinstance(value, str) and value.isprintable() else json.dumps(value)
+
+
+def given_file(name: str, path: str) -> AbstractContextManager[BinaryIO]:
+    """The file at the path, or stdin for `-`. Raises InvalidInput, which names the argument."""
+    try:
+        return nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb")
+    except OSError as error:
+        raise InvalidInput.of(name, path, f"a file that can be read ({error.strerror})") from None
 
 
 def note(said: str) -> None:

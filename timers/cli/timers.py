@@ -5,7 +5,6 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Signature, signature
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -19,6 +18,7 @@ from timers.cli.shared import (
     Output,
     Prefix,
     WithStatus,
+    given_file,
     note,
     progress,
     run,
@@ -292,10 +292,8 @@ def _result(asked: object, came: Armed | TimersError) -> dict[str, Any]:
 def _read(path: str) -> list[Any]:
     """The timers in a JSON array, in the API's `{"timers": […]}`, or in a file with one JSON object per line: the
     fields of each, or the error that says why it has none."""
-    try:
-        raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidInput.of("batch", path, f"a file that can be read ({error.strerror})") from None
+    with given_file("batch", path) as file:
+        raw = file.read()
     try:
         whole = decode(raw.strip())
     except ValueError:
