@@ -29,8 +29,6 @@ from timers.store.store import Store
 
 PROBLEM = "application/problem+json"
 
-"""Makes the routes that a test serves in place of those of the same address."""
-
 
 @dataclass(frozen=True, slots=True)
 class Reply:
