@@ -22,7 +22,6 @@ from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
 from timers.api.server import (
     ApiServer,
-    ConnectionLimit,
     all_routes,
     application,
     probe_application,
@@ -287,10 +286,8 @@ async def _api(settings: Settings, app: web.Application, ends: AsyncExitStack) -
 async def _probes(settings: Settings, app: web.Application, ends: AsyncExitStack) -> ApiServer | None:
     if settings.probe_port is None:
         return None
-    limit = ConnectionLimit(PROBE_CONNECTIONS)
-    server = await ApiServer.start(
-        app, settings.http_host, settings.probe_port, setting="TIMERS_PROBE_PORT", limit=limit
-    )
+    place = settings.http_host, settings.probe_port
+    server = await ApiServer.start(app, *place, setting="TIMERS_PROBE_PORT", limit=PROBE_CONNECTIONS)
     ends.push_async_callback(server.stop)
     return server
 

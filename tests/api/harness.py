@@ -15,7 +15,7 @@ from tests.waiting import DEADLINE_SECONDS, patient
 from timers.api.auth import FRESH_SECONDS, Auth
 from timers.api.health import HealthRoutes
 from timers.api.requests import UNVERIFIED_BYTES
-from timers.api.server import ApiServer, ConnectionLimit, all_routes, application
+from timers.api.server import ApiServer, all_routes, application
 from timers.client import TimerClient, client_over, open_store
 from timers.dashboard import all_pages
 from timers.dashboard.site import Guard, Parts
@@ -106,7 +106,7 @@ async def running_api(
     unverified_bytes: int = UNVERIFIED_BYTES,
     keys_fresh_seconds: float = FRESH_SECONDS,
     request_seconds: float = DEADLINE_SECONDS,
-    limit: ConnectionLimit | None = None,
+    limit: int | None = None,
 ) -> AsyncIterator[Api]:
     """An API on a db in which the processors are declared. With `works` it also runs their timers, with these
     `options` of a worker. `keys` is as in

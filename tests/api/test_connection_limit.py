@@ -13,7 +13,7 @@ from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api import requests
-from timers.api.server import CONNECTION_LIMIT, ConnectionLimit
+from timers.api import server as listening
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
 
@@ -47,26 +47,24 @@ HALF_A_BODY = b"POST /v1/timers HTTP/1.1\r\nHost: x\r\nContent-Type: application
 
 @pytest.mark.parametrize("sent", [b"", HALF_A_HEAD, HALF_A_BODY], ids=["silent", "half a head", "half a body"])
 async def test_a_thousand_slow_clients_are_not_in_the_way_of_a_healthy_one(
-    server: EmbeddedServer, redis: Redis, sent: bytes
+    server: EmbeddedServer, redis: Redis, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await redis.ping()
-    patient = ConnectionLimit(CONNECTION_LIMIT, idle_seconds=DEADLINE_SECONDS, take_seconds=DEADLINE_SECONDS)
-    async with running_api(server.url, [done], limit=patient) as api, many(api, SLOW, sent) as slow:
+    monkeypatch.setattr(listening, "IDLE_SECONDS", DEADLINE_SECONDS)
+    monkeypatch.setattr(listening, "TAKE_SECONDS", DEADLINE_SECONDS)
+    async with running_api(server.url, [done], limit=listening.CONNECTION_LIMIT) as api, many(api, SLOW, sent) as slow:
         assert (await api.create()).status == 201
         assert (await api.call("GET", "/v1/timers/test/one")).status == 200
         assert not any(reader.at_eof() for reader, _ in slow)
 
 
 @pytest.fixture
-def brief() -> ConnectionLimit:
+async def impatient(server: EmbeddedServer, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Api]:
     """Gives clients a tenth of a second for everything."""
-    return ConnectionLimit(CONNECTION_LIMIT, idle_seconds=0.1, take_seconds=0.1)
-
-
-@pytest.fixture
-async def impatient(server: EmbeddedServer, redis: Redis, brief: ConnectionLimit) -> AsyncIterator[Api]:
     await redis.ping()
-    async with running_api(server.url, [done], limit=brief) as api:
+    monkeypatch.setattr(listening, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(listening, "TAKE_SECONDS", 0.1)
+    async with running_api(server.url, [done], limit=listening.CONNECTION_LIMIT) as api:
         yield api
 
 
@@ -106,7 +104,7 @@ async def test_one_connection_too_many_is_refused_and_a_freed_place_is_reused(
     server: EmbeddedServer, redis: Redis
 ) -> None:
     await redis.ping()
-    async with running_api(server.url, [done], limit=ConnectionLimit(3)) as api:
+    async with running_api(server.url, [done], limit=3) as api:
         first = [await connected(api) for _ in range(3)]
         for _ in range(5):
             reader, writer = await connected(api, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -124,7 +122,7 @@ async def test_one_connection_too_many_is_refused_and_a_freed_place_is_reused(
             writer.close()
 
 
-async def test_a_client_that_does_not_read_the_answer_is_disconnected(impatient: Api, brief: ConnectionLimit) -> None:
+async def test_a_client_that_does_not_read_the_answer_is_disconnected(impatient: Api) -> None:
     """An answer of sixteen megabytes is more than the buffers between the two can hold."""
     fields = {"prefix": "test", "delay": "1h", "payload": "x" * 60_000}
     await impatient.client.batch([NewTimer.parse({**fields, "id": str(n)}) for n in range(300)])
@@ -132,10 +130,12 @@ async def test_a_client_that_does_not_read_the_answer_is_disconnected(impatient:
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1024)
     writer.write(b"GET /v1/timers?limit=300 HTTP/1.1\r\nHost: x\r\n\r\n")
     await reader.readuntil(b"\r\n")
-    others = brief.inside - 1
+    made = impatient.server._runner.server
+    assert made is not None
+    others = len(made.connections) - 1
 
     async def hung_up() -> bool:
-        return brief.inside == others
+        return len(made.connections) == others
 
     await eventually(hung_up, "the connection is gone")
     writer.transport.abort()

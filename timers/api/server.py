@@ -57,24 +57,16 @@ FAREWELL_SECONDS: Final = 1.0
 _log = get_logger("timers.api")
 
 
-class ConnectionLimit:
-    """Counts the open connections, and says how long one may idle or take to accept an answer."""
-
-    def __init__(self, limit: int, *, idle_seconds: float = IDLE_SECONDS, take_seconds: float = TAKE_SECONDS) -> None:
-        self.limit, self.idle_seconds, self.take_seconds = limit, idle_seconds, take_seconds
-        self.inside = 0
-
-    @classmethod
-    def allowed_by_the_system(cls) -> "ConnectionLimit":
-        """A limit of CONNECTION_LIMIT, or less if the system grants too few file descriptors."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = CONNECTION_LIMIT + OTHER_FILES
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        if soft == resource.RLIM_INFINITY:
-            return cls(CONNECTION_LIMIT)
-        return cls(min(CONNECTION_LIMIT, max(soft - OTHER_FILES, soft // 2)))
+def connections_allowed() -> int:
+    """CONNECTION_LIMIT, or less if the system grants too few file descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTION_LIMIT + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY:
+        return CONNECTION_LIMIT
+    return min(CONNECTION_LIMIT, max(soft - OTHER_FILES, soft // 2))
 
 
 def _refuse(transport: asyncio.Transport) -> None:
@@ -91,24 +83,19 @@ def _refuse(transport: asyncio.Transport) -> None:
 
 
 class Connection(web.RequestHandler):
-    """A client's connection. It counts against the limit, and is closed when the client takes too long. A request that
-    is not HTTP gets an answer in the same form as all others."""
+    """A client's connection, one of at most `limit`. It is closed when the client takes too long. A request that is not
+    HTTP gets an answer in the same form as all others."""
 
-    def __init__(self, manager: web.Server, *, limit: ConnectionLimit, **options: Any) -> None:
-        super().__init__(manager, keepalive_timeout=limit.idle_seconds, **options)
-        self._limit = limit
+    def __init__(self, manager: web.Server, *, limit: int, **options: Any) -> None:
+        super().__init__(manager, keepalive_timeout=IDLE_SECONDS, **options)
+        self._server, self._limit = manager, limit
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio. A connection beyond the limit never becomes a connection of the server."""
-        if self._limit.inside >= self._limit.limit:
+        if len(self._server.connections) >= self._limit:
             _refuse(cast("asyncio.Transport", transport))
-            return
-        self._limit.inside += 1
-        super().connection_made(transport)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._limit.inside -= 1
-        super().connection_lost(exc)
+        else:
+            super().connection_made(transport)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -129,7 +116,7 @@ class Connection(web.RequestHandler):
         if _fits_the_buffer(resp, transport):
             return await super().finish_response(request, resp, start_time)
         try:
-            async with asyncio.timeout(self._limit.take_seconds):
+            async with asyncio.timeout(TAKE_SECONDS):
                 return await super().finish_response(request, resp, start_time)
         except TimeoutError:
             if transport is not None:
@@ -196,7 +183,7 @@ class ApiServer:
         port: int,
         *,
         setting: str = "TIMERS_HTTP_PORT",
-        limit: ConnectionLimit | None = None,
+        limit: int | None = None,
     ) -> Self:
         """Start to listen. Raises ConfigurationError if the address cannot be used, and names the `setting` that the
         port comes from. Without a `limit` it takes as many connections as this process can hold."""
@@ -208,7 +195,7 @@ class ApiServer:
         connect = partial(
             Connection,
             server,
-            limit=limit or ConnectionLimit.allowed_by_the_system(),
+            limit=limit or connections_allowed(),
             loop=asyncio.get_running_loop(),
             access_log=None,  # this is how aiohttp turns it off
             auto_decompress=False,  # unpacking a small body could fill the memory
