@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import resource
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
@@ -113,6 +113,9 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """See aiohttp. If the client does not accept the answer in time, its connection is dropped."""
         transport = self.transport
+        if isinstance(resp, web.HTTPExpectationFailed):  # aiohttp looks at that header before any middleware runs
+            said = f"{shown(request.headers['Expect'])} is not met; only 100-continue is"
+            resp = self.handle_error(request, resp.status, message=said)
         if _fits_the_buffer(resp, transport):
             return await super().finish_response(request, resp, start_time)
         try:
@@ -131,25 +134,8 @@ def _fits_the_buffer(resp: web.StreamResponse, transport: asyncio.Transport | No
     return len(resp.body) < SHORT_BYTES and transport.get_write_buffer_size() == 0
 
 
-_Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
 FINISH_SECONDS: Final = 5.0
 """How long a stop waits for requests in progress: as long as Redis may take to answer one."""
-
-
-def _answer_expectations(handle: _Handle, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
-    """Catch the errors of `Expect` headers here: aiohttp checks them before any middleware runs."""
-    return _answer_expectation(handle, request) if "Expect" in request.headers else handle(request)
-
-
-async def _answer_expectation(handle: _Handle, request: web.BaseRequest) -> web.StreamResponse:
-    try:
-        return await handle(request)
-    except web.HTTPExpectationFailed as error:
-        with new_request() as request_id:
-            response = of_status(error.status, f"{shown(request.headers['Expect'])} is not met; only 100-continue is")
-        response.headers[REQUEST_ID] = request_id
-        return response
 
 
 def application(
@@ -190,11 +176,9 @@ class ApiServer:
         # No access log: at a thousand requests a second it would be the busiest part of the process.
         runner = web.AppRunner(app, shutdown_timeout=FINISH_SECONDS)
         await runner.setup()
-        server = cast("web.Server", runner.server)
-        server.request_handler = partial(_answer_expectations, server.request_handler)
         connect = partial(
             Connection,
-            server,
+            cast("web.Server", runner.server),
             limit=limit or connections_allowed(),
             loop=asyncio.get_running_loop(),
             access_log=None,  # this is how aiohttp turns it off
