@@ -15,6 +15,7 @@ import secrets
 import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final, Literal, Self, get_args
 
@@ -171,11 +172,12 @@ def read_entries(text: str) -> tuple[ApiKey, ...]:
 
 
 def make_key(prefixes: Iterable[str], rights: Iterable[str], **options: str | int | None) -> tuple[str, ApiKey]:
-    """A new key, to be shown once, and what is kept of it. The prefixes are patterns, the options those of an entry;
-    None means no such option. Raises InvalidInput."""
+    """A new key, to be shown once, and what is kept of it: made today, unless `options` say otherwise. The prefixes are
+    patterns, the options those of an entry; None means no such option. Raises InvalidInput."""
     covered, allowed = parse_prefixes(prefixes), parse_rights(rights)
     key_id = _random(string.ascii_lowercase + string.digits, _ID_CHARACTERS)
     secret = f"{_KIND}_{key_id}_{_random(string.ascii_letters + string.digits, _SECRET_CHARACTERS)}"
+    options = {"made": datetime.now(UTC).date().isoformat(), **options}
     given = _options({name: str(value) for name, value in options.items() if value is not None})
     return secret, ApiKey(key_id, covered, allowed, given, hashlib.sha256(secret.encode()).digest())
 

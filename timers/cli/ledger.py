@@ -142,10 +142,9 @@ async def _checked(client: TimerClient) -> Database:
 
 def _run(act: Callable[[Database], Awaitable[SchemaState]]) -> tuple[str, SchemaState]:
     """What `act` finds in the database of the settings, after its URL without the password."""
-    setting = load_worker_settings().ledger_url
-    if setting is None:
+    url = load_worker_settings().ledger
+    if url is None:
         raise ConfigurationError(_NONE)
-    url = setting.get_secret_value()
 
     async def opened() -> SchemaState:
         database = Database(url)

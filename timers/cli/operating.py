@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
@@ -258,8 +257,7 @@ def make(
 ) -> None:
     """Create a key and show it once. Every pod accepts it within a second."""
     options = {"rate": rate, "pending": pending, "most_prefixes": most_prefixes, "name": name}
-    today = datetime.now(UTC).date().isoformat()
-    secret, kept = make_key(parts(",".join(prefix or "*")), parts(right), **options, made=today)
+    secret, kept = make_key(parts(",".join(prefix or "*")), parts(right), **options)
     if not entry_only:
         run(lambda _, store: Callers(store).keep(kept.id, kept.entry))
     show({"key": secret, "entry": kept.entry}, output)

@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final
 
@@ -265,5 +264,4 @@ def _made(form: Mapping[str, str], rights: Sequence[str]) -> tuple[str, ApiKey]:
         pending=number_of(form, "pending"),
         most_prefixes=number_of(form, "most_prefixes"),
         name=form.get("name", "").strip() or None,
-        made=datetime.now(UTC).date().isoformat(),
     )
