@@ -1,4 +1,4 @@
-"""The dashboard: pages for people, made on the server, with the same client, rights as the API.
+"""The dashboard: pages for people, made on the server, with the same client and rights as the API.
 
 `site` has the frame around every page (sign-in, errors, Redis away). `overview`, `many`, `timer` and `service` are the
 pages themselves, listed here, and `render` turns them into HTML.
