@@ -312,6 +312,14 @@ async def test_the_target_begins_only_when_all_is_there(fleet: Fleet, target: Fl
     assert (await mover(fleet, target).run()).was_done
 
 
+async def test_who_has_moved_does_not_say_that_it_went_to_another_place(fleet: Fleet, target: Fleet) -> None:
+    await fleet.client.create("note", "a", delay="1h")
+    await move(fleet, target)
+    elsewhere = Mover(fleet.store, target.store, (HERE, "redis://elsewhere:6379/0"), tell=print, wait_seconds=60)
+    with pytest.raises(Refused, match=f"the service has moved to {THERE}"):
+        await elsewhere.check()
+
+
 async def test_a_program_of_an_earlier_version_arms_nothing(fleet: Fleet) -> None:
     """It knows nothing of moves, but the stamp that it gives is no longer the shard's, nor does it read the format."""
     await fleet.client.create("note", "a", delay="1h")

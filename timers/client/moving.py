@@ -96,7 +96,10 @@ class Mover:
             raise Refused(f"{here.error}; finish that move first")
         if here is None:
             await self._check_empty(there)
-        elif not (here.is_over and there is None) and not _is_same(here, there):
+        elif here.is_over and there is None:
+            if here.place != self._to:
+                raise Refused(str(here.error))
+        elif not _is_same(here, there):
             raise Refused(
                 f"{self._from} is being moved to {here.place}, and {self._to} is not the place where that began, or "
                 f"was emptied; finish that move, or end it with `timers copy --abort {self._from}`"
