@@ -42,17 +42,15 @@ _KIND: Final = "tmk"
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _OPTIONS: Final = {
-    "rate": re.compile(r".+"),
-    "pending": re.compile(r"[1-9][0-9]{0,14}"),
-    "most_prefixes": re.compile(r"[1-9][0-9]{0,5}"),
-    "name": re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"),
-    "made": re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+    "rate": (r".+", "a rate such as 100/s"),
+    "pending": (r"[1-9][0-9]{0,14}", "a whole number from 1 to 999999999999999"),
+    "most_prefixes": (r"[1-9][0-9]{0,5}", "a whole number from 1 to 999999"),
+    "name": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "a name of up to 64 letters, digits, '_', '.' and '-'"),
+    "made": (r"[0-9]{4}-[0-9]{2}-[0-9]{2}", "a date such as 2026-11-21"),
 }
+"""What each option may be, as a pattern and in words."""
+
 _NUMBERS: Final = ("pending", "most_prefixes")
-_OPTION_RULE: Final = (
-    "rate=100/s, pending=100000, most_prefixes=100, name=billing or made=2026-11-21, with letters, digits, _ "
-    ". - in the name"
-)
 _ID_CHARACTERS: Final = 10
 _SECRET_CHARACTERS: Final = 43
 """Each is one of 62, which makes 256 bits: too many to guess from a hash, so one round of SHA-256 is enough."""
@@ -154,9 +152,9 @@ def parse_rights(given: Iterable[str]) -> frozenset[Right]:
 def _options(given: Mapping[str, str]) -> Mapping[str, str | int]:
     """The options in the order of an entry, each checked. Raises InvalidInput."""
     for name, value in given.items():
-        pattern = _OPTIONS.get(name)
-        if pattern is None or not pattern.fullmatch(value):
-            raise InvalidInput.of(name, value, _OPTION_RULE)
+        pattern, rule = _OPTIONS.get(name, ("(?!)", f"only the options {', '.join(_OPTIONS)}"))
+        if not re.fullmatch(pattern, value):
+            raise InvalidInput.of(name, value, rule)
     if "rate" in given:
         Rate.parse(given["rate"])
     return {name: int(given[name]) if name in _NUMBERS else given[name] for name in _OPTIONS if name in given}

@@ -75,6 +75,15 @@ def test_an_invalid_entry_is_refused(entry: str) -> None:
         read_entries(entry)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "accepted"),
+    [("name", "Ü", "letters, digits"), ("pending", "0", "whole number from 1"), ("colour", "red", "rate, pending")],
+)
+def test_an_option_that_is_not_accepted_is_told_what_would_be(option: str, value: str, accepted: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{option}: '{value}' is not accepted; expected [^=]*{accepted}"):
+        make_key(["*"], READ, **{option: value})
+
+
 def test_entries_are_parted_by_commas_and_spaces() -> None:
     text = f"k1:{DIGEST}:*:read, k2:{DIGEST}:a+b*:read+write:pending=7\nstored"
     assert [key.id for key in read_entries(text)] == ["k1", "k2"]
