@@ -122,6 +122,19 @@ async def test_dev_with_a_url_starts_nothing(
     assert dev.end().code == 0
 
 
+async def test_dev_with_a_mail_server_does_not_say_that_it_writes_messages_to_a_folder(
+    start: Start, server: EmbeddedServer, redis: Redis
+) -> None:
+    redis.ping()
+    mail = {"TIMERS_SMTP_URL": "smtp://127.0.0.1:9", "TIMERS_MAIL_FROM": "shop@example.org"}
+    dev = start("dev", **OURS, **mail, TIMERS_REDIS_URL=server.url)
+    await until_ready(await url_of(dev))
+    assert "TIMERS_SMTP_URL" in dev.out
+    assert "written to" not in dev.out
+    dev.signal(signal.SIGTERM)
+    assert dev.end().code == 0
+
+
 async def test_serve_writes_nothing_but_data_to_stdout(start: Start, server: EmbeddedServer, redis: Redis) -> None:
     redis.ping()
     pod = start("serve", **OURS, TIMERS_REDIS_URL=server.url)

@@ -95,11 +95,13 @@ def _announce(
         f"  Redis      {redis}",
     ]
     if api is not None:
+        written = f"written to {(settings.outbox or Path()).absolute()}"
         lines += [
             "",
             "Try it with a message that is due in 5 seconds:",
             f"  curl -i {api}/v1/timers -H 'Content-Type: application/json' -d '{_EXAMPLE}'",
-            f"Then run `timers get send-message hello`. It is written to {(settings.outbox or Path()).absolute()}",
+            "Then run `timers get send-message hello`. The message is "
+            + (written if settings.smtp_url is None else "sent with TIMERS_SMTP_URL: put your address in"),
         ]
     typer.echo("\n".join(lines))
 
