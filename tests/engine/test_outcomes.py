@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.engine.fleet import Calls, Fleet, notes, until
+from tests.waiting import eventually
 from timers.core.calls import RepeatFields, RetryFields
 from timers.core.fields import encode
 from timers.core.model import Timer
@@ -407,3 +408,20 @@ async def test_a_repeat_shows_the_result_of_its_newest_completed_run(fleet: Flee
     assert [entry.note for entry in timer.history if entry.cause == "completed"] == [
         "completed", 'result {"run":3}', 'result {"run":1}',
     ]  # fmt: skip
+
+
+async def test_a_policy_that_is_changed_to_allow_no_more_attempts_keeps_the_error(fleet: Fleet) -> None:
+    broken = Calls(act=lambda _timer, _context: raises(ValueError("bad phone"))(), retry={"base": "1h"})
+    await fleet.pod(broken)
+    await fleet.client.create("note", "x", delay=0)
+
+    async def retries() -> bool:
+        return bool((await fleet.client.list(status="retrying")).items)
+
+    await eventually(retries, "the first attempt has failed")
+    await fleet.client.change("note", "x", retry={"max_attempts": 1}, delay=0)
+    timer = await fleet.failed("x")
+    assert (len(broken), timer.attempt, timer.failures) == (1, 1, 1)
+    assert notes(timer)[-1] == "gave up after its retry policy was changed to allow no more attempts"
+    assert timer.last_error is not None
+    assert (timer.last_error["type"], timer.last_error["reason"]) == ("ValueError", "bad phone")

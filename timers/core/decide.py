@@ -60,8 +60,9 @@ def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng
             return _next_or_finish(_not_started(timer), Status.COMPLETED, timer.progress, now_ms, ("skipped", text))
         case Exhausted(reason):
             last = _not_started(timer)
-            lost = _error(last, Failed("Lost", reason), now_ms)
-            progress = replace(timer.progress, last_error=lost, first_due_ms=timer.first_due_ms)
+            known = None if _is_rescued(timer) else timer.last_error
+            error = known or _error(last, Failed("Lost", reason), now_ms)
+            progress = replace(timer.progress, last_error=error, first_due_ms=timer.first_due_ms)
             return _next_or_finish(last, Status.FAILED, progress, now_ms, ("failed", reason))
         case Failed():
             return _failed(timer, outcome, now_ms, policy, rng)
@@ -104,9 +105,13 @@ def life(timer: Timer) -> Iterator[HistoryEntry]:
     return (entry for entry in timer.history if entry.cause not in (IMPORTED, RESTORED))
 
 
-def exhausted(timer: Timer, policy: RetryPolicy) -> bool:
-    """True if crashes alone have used up every try, so that no further run may start."""
-    return timer.failures >= _maximum(timer, timer.retry or policy)
+def exhausted(timer: Timer, policy: RetryPolicy) -> Exhausted | None:
+    """Why no further run may start: a crash has used up the last try, or the policy was changed and allows fewer."""
+    if timer.failures < _maximum(timer, timer.retry or policy):
+        return None
+    if _is_rescued(timer):
+        return Exhausted("its pod died or lost its lease in the last attempt that its retry policy allows")
+    return Exhausted("its retry policy was changed to allow no more attempts")
 
 
 def _not_started(timer: Timer) -> Timer:

@@ -161,7 +161,7 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """The run did not start because crashes of its pods have used up every try."""
+    """The run did not start because no try is left: see `decide.exhausted`."""
 
     reason: str
 

@@ -22,7 +22,6 @@ from timers.core.limits import Limits
 from timers.core.outcome import (
     AlreadyDone,
     Done,
-    Exhausted,
     Fail,
     Failed,
     HandBack,
@@ -235,9 +234,7 @@ class Runner:
     def _barred(self, run: Run) -> Outcome | None:
         """How the run ends if it may not start."""
         timer = run.timer
-        if exhausted(timer, run.processor.retry):
-            return Exhausted(f"its pod died or lost its lease in each of {timer.failures} attempts")
-        return missed(timer, round(self._clock.now_ms()))
+        return exhausted(timer, run.processor.retry) or missed(timer, round(self._clock.now_ms()))
 
     def _raised(self, run: Run, error: BaseException) -> Outcome:
         """What an exception of the processor asks for. Its class may be the processor's own."""
