@@ -184,8 +184,10 @@ class NoProcessor(
     """No processor was ever declared for the prefix."""
 
 
-class Denied(TimersError, status=403, title="The caller may not do this", detail="this is not allowed"):
-    """The caller may not do this, for another reason."""
+class Denied(
+    TimersError, status=403, title="The caller may not do this", detail="a page of another site may change nothing here"
+):
+    """The call came from a page of another site, under an unsafe host name, or with an insufficient signature."""
 
 
 class Unauthorized(

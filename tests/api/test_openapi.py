@@ -111,7 +111,7 @@ def test_the_document_and_the_code_know_the_same_problems() -> None:
         if int(status) >= 400
         for kind in answer["content"]["application/problem+json"]["examples"]
     }
-    unbound = {"method-not-allowed", "expectation-failed", "refused", "denied"}
+    unbound = {"method-not-allowed", "expectation-failed", "refused"}
     """What is answered outside of documented calls, or by no call of today."""
     assert documented >= PROBLEMS.keys() - unbound
 

@@ -19,7 +19,7 @@ ONE = "/v1/timers/test/one"
 )
 async def test_a_page_of_another_site_changes_nothing(api: Api, origin: str, method: str, path: str) -> None:
     before = (await api.create()).body
-    (await api.call(method, path, headers={"Origin": origin})).problem(403, "forbidden")
+    (await api.call(method, path, headers={"Origin": origin})).problem(403, "denied")
     assert (await api.call("GET", ONE)).body == before
 
 

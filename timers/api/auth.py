@@ -49,23 +49,23 @@ _NOBODYS: Final = (".localhost", ".internal", ".local")
 
 
 def check_host(request: web.Request) -> None:
-    """Raises Forbidden for a host name that somebody's DNS may have pointed at this machine (DNS rebinding). Addresses
+    """Raises Denied for a host name that somebody's DNS may have pointed at this machine (DNS rebinding). Addresses
     are safe. So are names without a dot and names with these endings, because nobody can register them."""
     given = request.headers.get("Host")
     if given is None or _cannot_be_registered(given):
         return
-    raise Forbidden(
+    raise Denied(
         f"this API is open only to this machine, and {shown(given)} may be anybody's name for it; use localhost, "
         "set TIMERS_API_KEYS, or TIMERS_INSECURE=1"
     )
 
 
 def check_origin(request: web.Request) -> None:
-    """Raises Forbidden if a page of another site asks for a change."""
+    """Raises Denied if a page of another site asks for a change."""
     origin = request.headers.get("Origin")
     if origin is None or request.method in _SAFE_METHODS or _parts(origin).netloc == request.host:
         return
-    raise Forbidden("a page of another site may change nothing here; set TIMERS_API_KEYS and send a key")
+    raise Denied("a page of another site may change nothing here; set TIMERS_API_KEYS and send a key")
 
 
 @lru_cache(maxsize=256)  # the clients of one API use only a few names for it
@@ -202,7 +202,7 @@ class Auth:
                 request[_CALLER] = await self._reader(request, operation)
             return await handler(request)
         if operation is None:
-            raise Forbidden("this path is not a call, so no key opens it")
+            raise Denied("this path is not a call, so no key opens it")
         try:
             caller = _read_only_if_asked(await self._caller(request, operation), request, operation)
             request[_CALLER] = caller
@@ -335,7 +335,7 @@ class Auth:
         if not proof.holds():
             raise Unauthorized(f"{credentials.SIGNATURE}: no signature was made over this body with a known secret")
         if not operation.body and operation.method != "GET":
-            raise Forbidden("a signature covers only the body, which does not say what this call does; use an API key")
+            raise Denied("a signature covers only the body, which does not say what this call does; use an API key")
         if not await self._callers.first_time(proof.id, credentials.REMEMBER_MS):
             raise Unauthorized(f"{credentials.ID}: a request with this id was sent before; sign each with a new id")
         return _SIGNER

@@ -46,6 +46,7 @@ _ALWAYS: Final = ("malformed-request", "internal")
 _WITH_RIGHT: Final = (
     "unauthorized",
     "forbidden",
+    "denied",
     "rate-limited",
     "invalid-input",
     "redis-rights",

@@ -24,7 +24,7 @@ from timers.client.feed import LOG_LIMIT, FeedListener
 from timers.core.durations import in_units
 from timers.dashboard import render
 from timers.doctor.checks import away_from, partly_away
-from timers.errors import Forbidden, InvalidInput, TimersError, Unauthorized, Unavailable
+from timers.errors import Denied, InvalidInput, TimersError, Unauthorized, Unavailable
 from timers.logs import get_logger
 from timers.store.callers import Callers
 from timers.store.servers.connections import Connections
@@ -169,7 +169,7 @@ class Guard:
 def _require_own_page(request: web.Request) -> None:
     """Accept a form only from a page of this host. Browsers send the origin with every POST."""
     if "Origin" not in request.headers:
-        raise Forbidden("this form needs the Origin header that browsers send; programs should use the API")
+        raise Denied("this form needs the Origin header that browsers send; programs should use the API")
     check_origin(request)
 
 
