@@ -78,11 +78,11 @@ def missed(timer: Timer, now_ms: int) -> Missed | None:
     """Whether the timer's `missed` policy forbids a run that would start now.
 
     Lateness counts from the due time, or from the last arming if that was later, because a timer armed with a due time
-    in the past was not missed. A change that left the due time alone arms nothing. A rescued run was not missed either:
-    it had started, and would otherwise end without a result as if it had been skipped.
+    in the past was not missed. A change that left the due time alone arms nothing. A run that is rescued, or was handed
+    back, was not missed either: it had started, and would otherwise end without a result as if it had been skipped.
     """
     runs_late = isinstance(timer.missed, str) and timer.missed != "skip"
-    if runs_late or _is_rescued(timer):
+    if runs_late or _is_rescued(timer) or _is_handed_back(timer):
         return None
     armed = (e.at_ms for e in life(timer) if e.status is Status.SCHEDULED and e.cause != "changed")
     armed_ms = max(armed, default=timer.created_ms)
@@ -98,6 +98,11 @@ def was_skipped(timer: Timer) -> bool:
 def _is_rescued(timer: Timer) -> bool:
     """Whether the entry before the newest, which is this claim's, is also a start."""
     return any(entry.status is Status.RUNNING for entry in islice(life(timer), 1, 2))
+
+
+def _is_handed_back(timer: Timer) -> bool:
+    """Whether the entry before the newest, which is this claim's, gave a run up without an end."""
+    return any(entry.cause == "handed-back" for entry in islice(life(timer), 1, 2))
 
 
 def life(timer: Timer) -> Iterator[HistoryEntry]:
