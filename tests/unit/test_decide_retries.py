@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from tests.unit.deciding import BROKEN, ENDED_MS, STEADY, after, armed, claimed,
 from tests.unit.samples import START_MS, a_timer, at
 from timers.client.planning import changed_progress
 from timers.core.decide import DETAIL_LIMIT_CHARACTERS, Transition, decide, exhausted
-from timers.core.durations import HOUR_MS, MINUTE_MS, SECOND_MS, format_time
+from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, format_time
 from timers.core.model import Progress, Status, in_english
 from timers.core.outcome import Done, Failed, Outcome, Rearm, Retry
 from timers.core.policies import RetryPolicy
@@ -55,6 +56,16 @@ class TestFailed:
         progress = changed_progress(retried, TimerChange.parse({"delay": "1h"}), START_MS + HOUR_MS)
         assert progress == replace(retried.progress, first_due_ms=None)
         assert changed_progress(retried, TimerChange.parse({"tags": ["x"]}), None) is None
+
+    @pytest.mark.parametrize("change", [{"delay": 0}, {"repeat": {"every": "1d", "count": 9}}])
+    def test_a_change_between_two_tries_does_not_move_the_cycle(self, change: dict[str, Any]) -> None:
+        timer = armed({"delay": 0, "repeat": {"every": "1d"}})
+        retried = claimed(timer, after(timer, Failed("ValueError", "broken", after="3h")))
+        asked = TimerChange.parse(change)
+        due_ms = START_MS + HOUR_MS if asked.moves_due else None
+        progress = changed_progress(retried, asked, due_ms) or retried.progress
+        again = retried._replace(progress=progress, due_ms=due_ms or retried.due_ms)
+        assert after(again, Done(), START_MS + 4 * HOUR_MS).due_ms == timer.due_ms + DAY_MS
 
     def test_the_error_says_since_when_every_try_has_failed(self) -> None:
         earlier = Progress(last_error={"type": "ValueError", "at": "2026-11-21T09:00:00.000Z", "since": "long ago"})

@@ -88,13 +88,16 @@ def own_due_ms(spec: Spec, now_ms: float) -> int | None:
 
 
 def changed_progress(current: Timer, change: TimerChange, due_ms: int | None) -> Progress | None:
-    """A moved due time or another cycle restarts the plan from there and keeps the counts. None if nothing changes.
-    Raises InvalidInput for a cycle that would already be over."""
+    """A moved due time or another cycle restarts the plan from there and keeps the counts. The due time of a further
+    try moves without the cycle. None if nothing changes. Raises InvalidInput for a cycle that would already be over."""
     moved = current.progress if due_ms is None else replace(current.progress, first_due_ms=None)
-    repeat = change.repeat if "repeat" in change.model_fields_set else current.repeat
-    if repeat is None or (due_ms is None and "repeat" not in change.model_fields_set):
+    is_another = "repeat" in change.model_fields_set
+    repeat = change.repeat if is_another else current.repeat
+    if repeat is None or (due_ms is None and not is_another):
         return None if moved == current.progress else moved
-    first_ms = current.due_ms if due_ms is None else due_ms
+    if not is_another and current.progress.first_due_ms is not None:
+        return None
+    first_ms = current.first_due_ms if due_ms is None else due_ms
     _require_before_end(repeat, first_ms)
     started = start(first_ms)
     return replace(moved, slot_ms=started.slot_ms, anchor_ms=started.anchor_ms, step=0)
