@@ -238,6 +238,7 @@ async def test_many_timers_are_changed_at_once(api: Api) -> None:
         ({"action": "cancel", "filter": {"prefix": "test"}, "dry_run": "yes"}, "dry_run"),
         ({"action": "cancel", "filter": {"prefix": "test"}, "force": True}, "force"),
         ({"action": "cancel", "filter": {"prefix": "test"}, "delay": "1h"}, "delay"),
+        ({"action": "cancel", "filter": {"prefix": "test"}, "due_at": 4_000_000_000_000}, "due_at"),
         ({"action": "cancel", "filter": {"prefix": "test"}, "cursor": 5}, "cursor"),
         ({"action": "cancel", "filter": {"prefix": "test"}, "cursor": "x"}, "cursor"),
         ({"action": "cancel", "filter": {"prefix": "test"}, "cursor": "1.9."}, "cursor"),

@@ -159,7 +159,7 @@ class BulkAction(StrictModel):
         if len(due) != (action == "reschedule"):
             one = action == "reschedule"
             rule = "exactly one of delay and due_at" if one else "no due time, which only reschedule has"
-            errors.append(FieldError("delay", shown(due or None), rule))
+            errors += [FieldError(name, shown(value), rule) for name, value in (due or {"delay": None}).items()]
         changes = given.get("changes")
         if isinstance(changes, TimerChange):
             changes = changes.model_dump(exclude_unset=True)
