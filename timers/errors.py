@@ -225,7 +225,6 @@ class TooManyPending(
 class Unavailable(
     TimersError,
     status=503,
-    slug="redis-unavailable",
     title="Redis is not available",
     detail="Redis is not available: Connection closed by server; the call may have taken effect: repeat it with PUT, "
     "or with an id and if_exists 'keep'",

@@ -56,7 +56,7 @@ async def test_at_maxmemory_the_pod_was_not_ready_just_when_cancels_were_needed(
         assert (await api.create("before")).status == 201
         await redis.config_set("maxmemory", 1)
         refused = await api.create("after")
-        assert "Redis is full (maxmemory)" in refused.problem(503, "redis-unavailable")["detail"]
+        assert "Redis is full (maxmemory)" in refused.problem(503, "unavailable")["detail"]
         reply = await api.call("GET", "/readyz")
         assert (reply.status, reply.body["redis"], reply.body["notifications"]) == (200, "full", "ok")
         assert reply.body["warnings"] == [FULL]
@@ -92,7 +92,7 @@ async def test_redis_away_refuses_with_503_and_back_again_serves_by_itself(tmp_p
         ]
         for method, path, body in calls:
             reply = await api.call(method, path, body)
-            reply.problem(503, "redis-unavailable")
+            reply.problem(503, "unavailable")
             assert reply.headers["Retry-After"] == "1"
         unready = await api.call("GET", "/readyz")
         assert unready.problem(503, "not-ready")["ready"] is False

@@ -211,7 +211,7 @@ async def test_a_foreign_value_in_place_of_the_meta_is_named_and_asks_nobody_for
     await open_api.store.identity.join()
     for _ in range(2):
         await redis.set("timers:meta", "foreign")
-        assert "timers:meta" in (await open_api.call("GET", "/v1/stats")).problem(503, "redis-unavailable")["detail"]
+        assert "timers:meta" in (await open_api.call("GET", "/v1/stats")).problem(503, "unavailable")["detail"]
         await open_api.store.identity.check([])
         assert (await open_api.call("GET", "/v1/stats")).status == 200
 

@@ -57,7 +57,7 @@ async def test_a_redis_that_does_not_answer_is_503_in_bounded_time_and_then_forg
         await eventually(lambda: serves("/v1/timers"), "the API serves")
         os.kill(own_server.pid, signal.SIGSTOP)
         reply = await api.call(*call, headers=HEADERS)
-        reply.problem(503, "redis-unavailable")
+        reply.problem(503, "unavailable")
         assert reply.headers["Retry-After"] == "1"
         assert (await api.call("GET", "/healthz")).status == 200
         assert (await api.call("GET", "/readyz")).status == 503
@@ -167,7 +167,7 @@ async def test_a_create_whose_answer_was_lost_is_503_and_can_be_repeated(
         await api.create("warm")  # the server has the script
         await api.client.cancel("test", "warm", purge=True)
         lost = proxy.lose_reply("arm", patience_s=DEADLINE_SECONDS)
-        refused = (await api.call(method, path, body)).problem(503, "redis-unavailable")
+        refused = (await api.call(method, path, body)).problem(503, "unavailable")
         again = "repeat it" if method == "PUT" else "repeat it with PUT, or with an id and if_exists 'keep'"
         assert refused["detail"].endswith(f"; the call may have taken effect: {again}")
         assert await lost > 0  # bytes: Redis had run it and answered
@@ -189,7 +189,7 @@ async def test_a_create_that_a_full_redis_refused_does_not_say_that_it_may_have_
         await api.create("before")
         await redis.config_set("maxmemory", 1)
         for path, body in (("/v1/timers", TIMER), ("/v1/timers/batch", {"timers": creates})):
-            detail = (await api.call("POST", path, body)).problem(503, "redis-unavailable")["detail"]
+            detail = (await api.call("POST", path, body)).problem(503, "unavailable")["detail"]
             assert detail.endswith("; nothing was done")
         await redis.config_set("maxmemory", 0)
         assert [timer.id for timer in (await api.client.list()).items] == ["before"]
@@ -215,7 +215,7 @@ async def test_a_redis_that_refuses_connections_got_nothing(tmp_path: Path, meth
 
         async def said() -> str:
             reply = await api.call(method, path, body, headers=HEADERS)
-            detail: str = reply.problem(503, "redis-unavailable")["detail"]
+            detail: str = reply.problem(503, "unavailable")["detail"]
             return detail if "connecting to" in detail else ""  # the old connections are known to be gone
 
         assert (await eventually(said, "the connection is refused")).endswith("; nothing was done")
@@ -227,10 +227,10 @@ async def test_a_write_that_a_replica_refused_does_not_say_that_it_may_have_take
     async with running_api(own_server.url, [done]) as api, Redis.from_url(own_server.url) as redis:
         await api.create("before")
         await redis.replicaof("127.0.0.1", "1")
-        detail = (await api.call("POST", "/v1/timers/test/before/fire")).problem(503, "redis-unavailable")["detail"]
+        detail = (await api.call("POST", "/v1/timers/test/before/fire")).problem(503, "unavailable")["detail"]
         assert detail.endswith("; nothing was done")
         bulk = {"action": "cancel", "filter": {"prefix": "test"}}
-        detail = (await api.call("POST", "/v1/timers/actions", bulk)).problem(503, "redis-unavailable")["detail"]
+        detail = (await api.call("POST", "/v1/timers/actions", bulk)).problem(503, "unavailable")["detail"]
         assert detail.endswith("; nothing was done")
 
 
@@ -248,7 +248,7 @@ async def test_an_action_that_broke_off_says_that_it_may_have_taken_effect(api: 
 
     with patch.object(api.store, "cancel", once):
         bulk = {"action": "cancel", "filter": {"prefix": "test"}}
-        refused = (await api.call("POST", "/v1/timers/actions", bulk)).problem(503, "redis-unavailable")
+        refused = (await api.call("POST", "/v1/timers/actions", bulk)).problem(503, "unavailable")
     assert refused["detail"].endswith("; the call may have taken effect: look before you repeat it")
 
 

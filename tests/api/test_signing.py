@@ -189,7 +189,7 @@ async def test_without_redis_nobody_knows_whether_it_was_sent_before(tmp_path: P
     server = await start_server("redis", tmp_path)
     async with running_api(server.url, [done], secrets=[SECRET]) as api:
         server.kill()
-        (await post(api, BODY, headers(BODY))).problem(503, "redis-unavailable")
+        (await post(api, BODY, headers(BODY))).problem(503, "unavailable")
 
 
 async def test_large_bodies_with_bad_signatures_are_held_up_to_a_budget_of_the_pod(

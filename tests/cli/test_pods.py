@@ -374,7 +374,7 @@ async def test_a_pod_that_starts_while_redis_is_away_lives_waits_and_then_serves
             assert answer.status == 200
             assert '\ntimers_redis_up{server=""} 0.0\n' in await answer.text()
         status, refused = await asked("POST", "/v1/timers") or (0, {})
-        assert (status, refused["type"]) == (503, "urn:timers:problem:redis-unavailable")
+        assert (status, refused["type"]) == (503, "urn:timers:problem:unavailable")
         assert refused["detail"].endswith("nothing was done")
         server = await start_server("redis", tmp_path / "server")
         assert server.url == away.url

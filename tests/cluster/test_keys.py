@@ -49,11 +49,11 @@ async def test_a_key_that_was_read_opens_for_a_while_when_the_node_with_the_keys
         await take_away(whole, lost)
         assert (await api.call("GET", path, headers=HEADERS)).status == 200
         assert (await api.call("PUT", path, {"delay": "2h"}, headers=HEADERS)).status == 200
-        (await api.call("GET", path, headers=unseen)).problem(503, "redis-unavailable")
+        (await api.call("GET", path, headers=unseen)).problem(503, "unavailable")
         (await api.call("GET", path)).problem(401, "unauthorized")
         with monkeypatch.context() as later:
             later.setattr(auth, "LAST_READ_SECONDS", 0.0)
-            (await api.call("GET", path, headers=HEADERS)).problem(503, "redis-unavailable")
+            (await api.call("GET", path, headers=HEADERS)).problem(503, "unavailable")
 
         await whole.heal()
         await Callers(api.store).revoke(KEY.id)

@@ -80,7 +80,7 @@ async def test_a_key_that_was_lost_is_not_refused_until_it_is_restored(
         statuses = [(await api.call("GET", "/v1/stats", headers=headers)).status]
         await fleet.redis.flushall()
         for call in (("GET", "/v1/stats"), ("PUT", "/v1/timers/test/b", {"delay": "1h"})):
-            (await api.call(*call, headers=headers)).problem(503, "redis-unavailable")
+            (await api.call(*call, headers=headers)).problem(503, "unavailable")
         (await api.call("GET", "/v1/stats")).problem(401, "unauthorized")
         await fleet.pod(Calls(), ledger=database)
 
@@ -106,7 +106,7 @@ async def test_an_unknown_key_is_refused_before_any_pod_follows_if_the_ledger_ha
     async with running_api(fleet.url, [done], ledger=url, keys=key.entry, keys_fresh_seconds=0.0) as api:
         assert (await api.call("GET", "/v1/stats", headers=headers)).status == 200
         answer = await api.call("GET", "/v1/stats", headers=new_key()[0])
-        answer.problem(*((503, "redis-unavailable") if is_away else (401, "unauthorized")))
+        answer.problem(*((503, "unavailable") if is_away else (401, "unauthorized")))
 
 
 async def test_what_was_taken_back_while_no_pod_kept_it_does_not_come_again(fleet: Fleet, database: Database) -> None:

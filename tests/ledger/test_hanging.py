@@ -86,7 +86,7 @@ async def test_a_request_that_waits_for_the_ledger_is_told_so(own: OwnServer, wa
             assert reply.problem(503, "ledger-unavailable")["detail"] == "the ledger did not answer within 1 seconds"
         assert (await api.call("GET", "/v1/timers/test/before")).status == 200
         own.hang()
-        (await api.call("GET", "/v1/timers")).problem(503, "redis-unavailable")
+        (await api.call("GET", "/v1/timers")).problem(503, "unavailable")
         own.go_on()
         way.open.set()
 

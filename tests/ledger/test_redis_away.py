@@ -92,10 +92,10 @@ async def test_the_api_takes_new_timers_for_as_long_as_redis_is_away(
         mixed = {"timers": [{**timer, "id": "fast", "durability": "fast"}, {**timer, "id": "mixed"}]}
         fast, other = (await api.call("POST", "/v1/timers/batch", mixed, headers=HEADERS)).body["results"]
         assert (fast["status"], other["status"], other["timer"]["armed"]) == (503, 202, False)
-        assert fast["problem"]["type"] == "urn:timers:problem:redis-unavailable"
+        assert fast["problem"]["type"] == "urn:timers:problem:unavailable"
         stranger = await api.call("POST", "/v1/timers", timer, headers={"Authorization": "Bearer nobody's"})
         assert stranger.status == (202 if keys is None else 401)
-        (await api.call("GET", "/v1/timers", headers=HEADERS)).problem(503, "redis-unavailable")
+        (await api.call("GET", "/v1/timers", headers=HEADERS)).problem(503, "unavailable")
 
 
 async def test_a_hung_redis_is_waited_for_once(

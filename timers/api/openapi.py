@@ -52,7 +52,7 @@ _WITH_RIGHT: Final = (
     "redis-rights",
     "moving",
     "newer-format",
-    "redis-unavailable",
+    "unavailable",
     "ledger-unavailable",
     "busy",
 )
