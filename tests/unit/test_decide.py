@@ -244,6 +244,18 @@ class TestMissed:
         assert (decided.status, decided.attempt, decided.failures) == (Status.COMPLETED, 0, 0)
         assert in_english(*decided.cause) == "skipped: 5000 ms late, missed policy skip"
 
+    def test_what_has_failed_and_comes_too_late_for_another_try_has_failed(self) -> None:
+        """Otherwise it would end as completed, and nobody would see that it failed."""
+        for repeat in ({}, {"repeat": {"every": "1h"}}):
+            timer = armed({"delay": 0, "missed": "skip", **repeat})
+            failed = timer._replace(
+                attempt=2, failures=1, progress=replace(timer.progress, last_error={"type": "ValueError"})
+            )
+            decided = after(failed, Missed(5_000), START_MS + 65_000)
+            assert decided.status is (Status.SCHEDULED if repeat else Status.FAILED)
+            assert decided.progress.last_error == {"type": "ValueError"}
+            assert in_english(*decided.cause) == "gave up after a try that came 5000 ms late, missed policy skip"
+
     def test_of_a_repeat_goes_on_after_now(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}, "missed": {"grace": "10m"}})
         decided = after(timer, Missed(3 * HOUR_MS), START_MS + 3 * HOUR_MS + 600_001)

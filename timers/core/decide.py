@@ -57,7 +57,10 @@ def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng
         case Missed(lateness_ms):
             rule = timer.missed if isinstance(timer.missed, str) else "grace"
             text = f"{lateness_ms} ms late, missed policy {rule}"
-            return _next_or_finish(_not_started(timer), Status.COMPLETED, timer.progress, now_ms, ("skipped", text))
+            status, cause = Status.COMPLETED, ("skipped", text)
+            if timer.failures:  # as completed, nobody would see that it failed
+                status, cause = Status.FAILED, ("failed", f"a try that came {text}")
+            return _next_or_finish(_not_started(timer), status, timer.progress, now_ms, cause)
         case Exhausted(reason):
             last = _not_started(timer)
             known = None if _is_rescued(timer) else timer.last_error
