@@ -348,3 +348,9 @@ class TestPayload:
         assert len(encode_payload("ä" * 32_767).encode()) == PAYLOAD_LIMIT_BYTES
         with pytest.raises(InvalidInput, match="65538 bytes"):
             encode_payload("ä" * 32_768)
+
+
+def test_a_zone_is_kept_in_its_own_spelling() -> None:
+    """Python's own zones are found by no other."""
+    timer = NewTimer.parse({"prefix": "mail", "repeat": {"cron": "0 9 * * *", "timezone": "europe/berlin"}})
+    assert timer.spec()["repeat"]["timezone"] == "Europe/Berlin"

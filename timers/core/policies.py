@@ -43,17 +43,12 @@ def _checked_backoff(value: object) -> str | tuple[DurationInput, ...]:
         raise invalid_input(error) from None
 
 
-def _checked_zone(value: str) -> str:
-    parse_timezone(value, "")
-    return value
-
-
 Interval = Annotated[
     DurationInput, PlainValidator(partial(checked_duration, parse=parse_interval)), WithJsonSchema(shapes.INTERVAL)
 ]
 Backoff = Annotated[str | tuple[DurationInput, ...], PlainValidator(_checked_backoff), WithJsonSchema(shapes.BACKOFF)]
 CronText = Annotated[StrictStr, AfterValidator(partial(check_cron, field="")), WithJsonSchema(shapes.CRON)]
-Zone = Annotated[StrictStr, AfterValidator(_checked_zone), WithJsonSchema(shapes.ZONE)]
+Zone = Annotated[StrictStr, AfterValidator(partial(parse_timezone, field="")), WithJsonSchema(shapes.ZONE)]
 
 
 class RetryPolicy(StrictModel):
