@@ -23,6 +23,9 @@ async def test_an_empty_database_is_refused_until_it_was_upgraded(ledger_url: st
     database = Database(ledger_url)
     with pytest.raises(ConfigurationError, match=r"no tables of the ledger yet: run `timers db upgrade`"):
         await database.check()
+    # A program that does not check learns it too.
+    with pytest.raises(LedgerUnavailable, match=r"timers_inbox.*; run `timers db upgrade`"):
+        await database.inbox_seconds()
     await database.upgrade()
     await database.check()
     await database.upgrade()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import socket
 import sqlite3
 import time
@@ -54,6 +55,7 @@ _MIGRATIONS: Final = Path(__file__).with_name("migrations")
 _ERRORS: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, sqlite3.Error, OSError, TimeoutError)
 _AWAY: Final = "the ledger is not available"
 _UPGRADE: Final = "run `timers db upgrade`"
+_LACKS: Final = re.compile(r"no such (table|column)|(relation|column) .+ does not exist")
 # PgBouncer gives each transaction another connection, which does not know the statements prepared on the one before.
 _UNPREPARED: Final[dict[str, dict[str, Any]]] = {
     "asyncpg": {"statement_cache_size": 0, "prepared_statement_cache_size": 0, "timeout": BUSY_SECONDS},
@@ -333,4 +335,6 @@ def translated(*drivers: type[Exception]) -> Iterator[None]:
     except _ERRORS + drivers as error:
         cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         reason = " ".join(str(cause).split()) or type(cause).__name__
+        if _LACKS.search(reason):
+            reason += f"; {_UPGRADE}"
         raise LedgerUnavailable(f"{_AWAY}: {reason}") from error
