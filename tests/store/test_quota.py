@@ -68,7 +68,7 @@ async def test_a_full_quota_counts_only_its_own_prefixes_and_arms_nothing(store:
     await client.batch([timer("other", "1"), timer("ab", "1")])
     quota = Quota(1, ("a",), 100)
     assert await codes(client, quota, timer("a", "1")) == ["created"]
-    with pytest.raises(TooManyPending, match="1 timers are scheduled under a, the maximum of the key"):
+    with pytest.raises(TooManyPending, match="1 timers under a are scheduled or running, the maximum of the key"):
         await client.acting(None, quota).arm(timer("a", "2"))
     assert (await client.list(prefix="a")).items[0].id == "1"
     assert len((await client.list(prefix="a")).items) == 1
@@ -122,7 +122,7 @@ async def test_a_retry_takes_no_place_that_the_quota_does_not_have(store: Store)
     assert await codes(client, quota, timer("a", "1"), timer("a", "2")) == ["created", "created"]
     await client.cancel("a", "1")
     assert await codes(client, quota, timer("a", "3")) == ["created"]
-    with pytest.raises(TooManyPending, match="2 timers are scheduled under a, the maximum of the key"):
+    with pytest.raises(TooManyPending, match="2 timers under a are scheduled or running, the maximum of the key"):
         await client.acting(None, quota).retry("a", "1")
     with pytest.raises(NotFound):
         await client.acting(None, quota).retry("a", "none")

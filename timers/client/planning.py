@@ -137,7 +137,7 @@ def accepted(answer: Reply, prefix: str, timer_id: str, codes: tuple[str, ...], 
         raise Unavailable("Redis has just lost data: repeat it", nothing_done=True)
     if answer.code == "full" and quota is not None:
         raise TooManyPending(
-            f"{quota.most} timers are scheduled under {', '.join(quota.prefixes)}, the maximum of the key, or running; "
+            f"{quota.most} timers under {', '.join(quota.prefixes)} are scheduled or running, the maximum of the key; "
             "try again when some have run, or cancel some"
         )
     if answer.code == "prefixes" and quota is not None:
