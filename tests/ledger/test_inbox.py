@@ -27,7 +27,7 @@ from timers.ledger.inbox import Taken, take
 from timers.ledger.lives import Lives
 from timers.ledger.schema import inbox, refused, timers
 from timers.processor import Registry
-from timers.store.marks import read_marks
+from timers.store.following import read_marks
 
 
 async def ask(database: Database, id: str, action: str = "create", prefix: str = "note", **body: Any) -> None:

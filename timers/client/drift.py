@@ -17,11 +17,10 @@ from timers.ledger import comparing as in_sql
 from timers.ledger import facts, rows
 from timers.ledger.comparing import RowAge
 from timers.ledger.database import Database
-from timers.store import comparing as in_redis
+from timers.store import following as in_redis
 from timers.store import keys
 from timers.store.codec import JUMP
-from timers.store.comparing import Age
-from timers.store.following import BUCKETS, founded, records
+from timers.store.following import BUCKETS, Age, founded, records
 from timers.store.restoring import Restored, cancelled, restore
 from timers.store.store import Identity, Store
 

@@ -17,7 +17,7 @@ from timers.ledger.inbox import Taken
 from timers.ledger.lives import Lives
 from timers.ledger.rows import Row, tombstone
 from timers.store.codec import encode_act
-from timers.store.marks import CAUSE
+from timers.store.following import INBOX
 from timers.store.store import Arming, Store
 
 TOGETHER: Final = 50
@@ -77,7 +77,7 @@ def _planned(row: Taken, asked: Request, now_ms: float) -> Arming:
         raise ValueError("a create has a timer")
     arming = plan(asked.new, now_ms - row.age_ms, asked.traceparent)
     due = f"+{int(arming.due[1:]) - row.age_ms}" if arming.due[0] == "+" else arming.due
-    cause = encode_act("replaced", f"{CAUSE} {row.mark}")
+    cause = encode_act("replaced", f"{INBOX} {row.mark}")
     return arming._replace(due=due, cause=cause, durability="fast")  # the ledger has it
 
 
@@ -96,7 +96,7 @@ async def _act(client: TimerClient, asked: _Asked) -> dict[int, Result]:
 
 
 async def _act_on(client: TimerClient, found: Timer | None, row: Taken, asked: Request) -> Result:
-    store, by = await client._open(), f"{CAUSE} {row.mark}"
+    store, by = await client._open(), f"{INBOX} {row.mark}"
     if found is not None and any(entry.by == by for entry in found.history):
         return _row(store, found)
     try:

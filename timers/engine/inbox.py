@@ -23,7 +23,7 @@ from timers.ledger.inbox import Taken
 from timers.ledger.lives import save
 from timers.ledger.rows import Row
 from timers.logs import get_logger
-from timers.store.marks import drop_marks, read_marks
+from timers.store.following import drop_marks, read_marks
 
 POLL_SECONDS: Final = 0.2
 """The longest pause between two looks for rows: a bell that does not ring costs this much."""

@@ -1,18 +1,18 @@
-"""Owns what the ledger learns from Redis: the notes of what has changed in a shard, its records, and how far a shard
-and the ledger have come to agree.
+"""Owns what the ledger learns from Redis: the notes of what has changed in a shard, its records, how far a shard and
+the ledger have come to agree, what a comparison of the two reads, and the marks of rows of the ledger's inbox.
 
 The functions raise Unavailable.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from timers.errors import Unavailable
 from timers.store import keys
 from timers.store.scripts import reachable, read
-from timers.store.store import FOUNDING_TRIES, KEEPS_CHANGING, Store
+from timers.store.store import FOUNDING_TRIES, KEEPS_CHANGING, Identity, Store
 
 LEDGER: Final = "@ledger"
 """The field of a shard's `hooks` that makes scripts note changes. Its value is a Stage as text."""
@@ -26,6 +26,9 @@ PAGE: Final = 500
 
 SAMPLED: Final = 100
 """Notes of a shard whose age is looked at."""
+
+REMEMBERED: Final = 4
+"""About how many notes of a shard are remembered, to see whether anybody takes them away."""
 
 
 NOWHERE: Final = "-"
@@ -148,6 +151,14 @@ async def left(store: Store, shards: Sequence[int]) -> dict[int, int]:
     return {shard: length for shard, (length,) in zip(shards, answers, strict=True)}
 
 
+async def some_notes(store: Store, shards: Sequence[int]) -> dict[int, dict[bytes, bytes]]:
+    """A few notes of each of these shards, by member. Changes nothing."""
+    answers = await store.of_shards(
+        lambda asked, root: asked.hscan(f"{root}changed", count=REMEMBERED), (0, {}), shards=shards
+    )
+    return {shard: found for shard, ((_, found),) in zip(shards, answers, strict=True)}
+
+
 async def behind(store: Store) -> tuple[int, int]:
     """How many changes of all shards the ledger may not have, and for how many ms the oldest of some has waited. Unlike
     `notes`, changes nothing."""
@@ -199,3 +210,84 @@ async def records(store: Store, shard: int, bucket: int, cursor: int) -> tuple[i
 def _stage(said: bytes, life: bytes) -> Stage:
     what, _, place = keys.text(said).partition(" ")
     return Stage(what, "" if place == NOWHERE else place, keys.text(life))
+
+
+Age = tuple[int, int]
+"""Creation (epoch ms) and version: what tells the newer of two states of a timer."""
+
+
+class Totals(NamedTuple):
+    """How many records a shard has, how many its counts say, how many of those are scheduled or run, and of how many
+    timers a change is noted for the ledger."""
+
+    records: int
+    counted: int
+    live: int
+    noted: int
+
+
+async def ages(
+    store: Store, shard: int, identities: Collection[Identity], *, noted: bool = False
+) -> dict[Identity, Age | None]:
+    """How new these timers are; None for one that is not there. Leaves out those whose record cannot be read and,
+    unless asked for, those of which the ledger has yet to learn a change."""
+    found: dict[Identity, Age | None] = {}
+    wanted = list(identities)
+    for start in range(0, len(wanted), PAGE):
+        some = wanted[start : start + PAGE]
+        for identity, said in zip(some, await store.run("ages", shard, list(map(":".join, some))), strict=True):
+            age, waits, _ = said.partition(b" noted")
+            if age != b"-" and (noted or not waits):
+                created, _, version = age.partition(b" ")
+                found[identity] = (int(created), int(version)) if age else None
+    return found
+
+
+async def totals(store: Store, shard: int) -> Totals:
+    """How many timers a shard has. Others may change some meanwhile."""
+    ((counts, noted, *records),) = await store.of_shards(
+        lambda asked, root: [
+            asked.hgetall(f"{root}counts"),
+            asked.hlen(f"{root}changed"),
+            *(asked.hlen(f"{root}rec:{bucket:02x}") for bucket in range(BUCKETS)),
+        ],
+        {},
+        *[0] * (BUCKETS + 1),
+        shards=[shard],
+    )
+    by_status = [(field[:1], int(number)) for field, number in counts.items() if number.lstrip(b"-").isdigit()]
+    live = sum(number for status, number in by_status if status in (b"s", b"r"))
+    return Totals(sum(records), sum(number for _, number in by_status), live, noted)
+
+
+async def note(store: Store, shard: int, changed: Mapping[Identity, Age]) -> None:
+    """Have these timers copied to the ledger, except those of which a change is noted already."""
+    with reachable():
+        async with store.connections.commands.pipeline(transaction=False) as asked:
+            for identity, (created_ms, version) in changed.items():
+                asked.hsetnx(f"{keys.root(shard)}changed", ":".join(identity), f"{created_ms} {version}")
+            await asked.execute()
+
+
+Marks = Mapping[str, int]
+"""Rows of the inbox whose timers were armed, each as `<seq>.<at>`, and when, in epoch ms. `arm` sets a mark in the step
+that arms the timer."""
+
+INBOX: Final = "inbox"
+"""What the history says before a row: `inbox <seq>.<at>`."""
+
+
+async def read_marks(store: Store) -> Mapping[int, Marks]:
+    """The marks by shard."""
+    answers = await store.of_shards(lambda asked, root: asked.hgetall(f"{root}inbox"), {})
+    return {
+        shard: {keys.text(row): int(at) for row, at in marks.items() if at.isdigit()}
+        for shard, (marks,) in enumerate(answers)
+        if marks
+    }
+
+
+async def drop_marks(store: Store, shard: int, rows: list[str]) -> None:
+    """Forget rows that are deleted for good."""
+    with reachable():
+        await store.connections.commands.hdel(f"{keys.root(shard)}inbox", *rows)

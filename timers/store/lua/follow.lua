@@ -4,7 +4,7 @@
 -- A run that began within FRESH_US is left for later: most have ended by then, and their start and end are copied as one.
 
 local AGREED_MS = 10000  -- how often a shard says that they still agree
-local FRESH_US = 300000  -- as FRESH_SECONDS of the pod. If it were longer, it would look as if nobody copied (`Neglect`)
+local FRESH_US = 300000  -- as FRESH_SECONDS of the pod. If it were longer, it would look as if nobody copied (`HELP_SECONDS`)
 local changed = root .. 'changed'
 local cursor, most, done = ARGV[2], ARGV[3], tonumber(ARGV[4])
 
