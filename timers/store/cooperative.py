@@ -39,6 +39,13 @@ async def side_by_side(parts: Iterable[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def shared(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task for all who wait for it. If nobody does any more, asyncio does not complain of its error."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return task
+
+
 async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
     """Wait until the event is set, at most `seconds` (None: no limit). Returns whether it is set."""
     with contextlib.suppress(TimeoutError):
@@ -94,9 +101,7 @@ class CachedRead(Generic[T]):
 
     def _renewing(self) -> asyncio.Task[T]:
         if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(self._renew())
-            # Takes note of an error that nobody waits for any more, so that asyncio does not complain.
-            self._reading.add_done_callback(lambda read: read.cancelled() or read.exception())
+            self._reading = shared(self._renew())
         return self._reading
 
     async def _renew(self) -> T:

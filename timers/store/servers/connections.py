@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,6 +21,7 @@ from redis.exceptions import (
 
 from timers.errors import ConfigurationError
 from timers.store import keys
+from timers.store.cooperative import shared
 from timers.store.servers.durability import CLOSED, WAIT_MS, Command, DurableWriter, WaitLevel, Writer
 
 POOL_SIZE: Final = 32
@@ -67,9 +68,12 @@ class ScriptConnection(Scripts):
     It opens with the first command and reopens after it broke. It needs no lending from a pool, which costs 35 µs of
     CPU a create, and redis-py only opens it: its way to the socket and back costs 17."""
 
-    def __init__(self, connection: AbstractConnection, *, answer_s: float) -> None:
-        """Takes a connection without its own timeouts; an answer may take `answer_s` seconds."""
-        self._connection, self._answer_s = connection, answer_s
+    def __init__(
+        self, connection: AbstractConnection, *, answer_s: float, closed: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Takes a connection without its own timeouts; an answer may take `answer_s` seconds. `closed` is called after
+        `aclose`."""
+        self._connection, self._answer_s, self._closed = connection, answer_s, closed
         self._wire: _RedisProtocol | None = None
         self._opening: asyncio.Task[_RedisProtocol] | None = None
 
@@ -92,8 +96,7 @@ class ScriptConnection(Scripts):
     async def _opened(self) -> "_RedisProtocol":
         """All who come while the connection opens share that attempt."""
         if self._opening is None or self._opening.done():
-            self._opening = asyncio.create_task(self._open())
-            self._opening.add_done_callback(_take_note)
+            self._opening = shared(self._open())
         opening, caller = self._opening, asyncio.current_task()
         try:
             return await asyncio.shield(opening)
@@ -120,12 +123,8 @@ class ScriptConnection(Scripts):
             self._opening.cancel()
         self._wire = None
         await self._connection.disconnect(nowait=True)
-
-
-def _take_note(opened: "asyncio.Task[_RedisProtocol]") -> None:
-    """All who wait for the attempt may have been cancelled; then nobody else asks how it failed."""
-    if not opened.cancelled():
-        opened.exception()
+        if self._closed is not None:
+            await self._closed()
 
 
 class _RedisProtocol(asyncio.Protocol):
@@ -192,11 +191,13 @@ def _settle(asked: asyncio.Future[Any], answer: object) -> None:
 class Connections:
     """The connections to one db. `commands` is a bounded pool, for commands and for answers of any size. `scripts` is
     shared by all single calls of scripts. `dial` makes one for a caller who closes it: a subscriber, or another
-    thread. `durable` has one for each level that is in use."""
+    thread. `durable` has one for each level that is in use. `known_replicas` says how many replicas somebody else than
+    the server knows."""
 
     commands: Redis
     db: int
     scripts: Scripts
+    known_replicas: Callable[[], int] = field(default=lambda: 0, kw_only=True, compare=False, repr=False)
     _durable: dict[str, Writer] = field(default_factory=dict, kw_only=True, compare=False, repr=False)
 
     @property
@@ -268,10 +269,6 @@ class Connections:
             connection = ScriptConnection(self.dial(), answer_s=answer_s)
             self._durable[level] = DurableWriter(level, connection, self.known_replicas)
         return self._durable[level]
-
-    def known_replicas(self) -> int:
-        """How many replicas somebody else than the server knows."""
-        return 0
 
     def other(self, host: str, port: int) -> Redis:
         """A client for another server with the same users and certificates, to be asked once."""

@@ -8,7 +8,6 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from redis.exceptions import (
@@ -48,14 +47,6 @@ class Verdict(NamedTuple):
     reached: bool
     why: str = ""
     lacks: str = ""
-
-
-class _Proof(Protocol):
-    """What is asked right behind a write, and what the answers mean. It learns from them what to ask next."""
-
-    def asked(self) -> Sequence[Command]: ...
-    def judged(self, answers: Sequence[Any]) -> Verdict: ...
-    def moved(self) -> None: ...
 
 
 class Sender(Protocol):
@@ -182,10 +173,7 @@ class Writer(Protocol):
         """Close the connection."""
 
 
-@dataclass(slots=True)
-class _Asked:
-    commands: Sequence[Command]
-    answer: "asyncio.Future[tuple[list[Any], Verdict]]"
+_Waiting = tuple[Sequence[Command], "asyncio.Future[tuple[list[Any], Verdict]]"]
 
 
 class DurableWriter(Writer):
@@ -195,9 +183,10 @@ class DurableWriter(Writer):
     def __init__(self, level: WaitLevel, connection: Sender, replicas: Callable[[], int] = lambda: 0) -> None:
         """Takes a connection that nobody else uses. `replicas` is how many others say there are."""
         self._level, self._connection = level, connection
-        self._proof: _Proof = ReplicasProof(replicas) if level == REPLICATED else DiskProof()
+        self._proof = ReplicasProof(replicas) if level == REPLICATED else DiskProof()
+        """What is asked right behind a write, and what the answers mean. It learns from them what to ask next."""
         self._known: Verdict | None = None
-        self._waiting: list[_Asked] = []
+        self._waiting: list[_Waiting] = []
         self._working: asyncio.Task[None] | None = None
         self._is_missed = False
 
@@ -221,40 +210,40 @@ class DurableWriter(Writer):
         await self._connection.aclose()
 
     async def _ask(self, commands: Sequence[Command]) -> tuple[list[Any], Verdict]:
-        asked = _Asked(commands, asyncio.get_running_loop().create_future())
-        self._waiting.append(asked)
+        answer: asyncio.Future[tuple[list[Any], Verdict]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((commands, answer))
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work())
-        return await asked.answer
+        return await answer
 
     async def _work(self) -> None:
         """Send until nobody waits."""
-        some: list[_Asked] = []
+        some: list[_Waiting] = []
         try:
             while self._waiting:
                 if self._known is None:
                     self._known = self._proof.judged(await self._together(self._proof.asked()))
-                some, self._waiting = [each for each in self._waiting if not each.answer.done()], []
+                some, self._waiting = [each for each in self._waiting if not each[1].done()], []
                 await self._send(some)
         except BaseException as error:
             self._known = None
             self._proof.moved()
             some, self._waiting = [*some, *self._waiting], []
-            for each in some:
-                if not each.answer.done():
-                    each.answer.set_exception(error if isinstance(error, Exception) else ConnectionError(CLOSED))
+            for _, answer in some:
+                if not answer.done():
+                    answer.set_exception(error if isinstance(error, Exception) else ConnectionError(CLOSED))
             if not isinstance(error, Exception):
                 raise
 
-    async def _send(self, some: Sequence[_Asked]) -> None:
-        commands = [command for each in some for command in each.commands]
+    async def _send(self, some: Sequence[_Waiting]) -> None:
+        commands = [command for asked, _ in some for command in asked]
         answers = await self._together([*commands, *self._proof.asked()])
         self._known = verdict = self._proof.judged(answers[len(commands) :])
         place = 0
-        for each in some:
-            if not each.answer.done():
-                each.answer.set_result((answers[place : place + len(each.commands)], verdict))
-            place += len(each.commands)
+        for asked, answer in some:
+            if not answer.done():
+                answer.set_result((answers[place : place + len(asked)], verdict))
+            place += len(asked)
 
     async def _together(self, commands: Sequence[Command]) -> list[Any]:
         answers = await self._connection.together(commands)

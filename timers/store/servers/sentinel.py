@@ -338,10 +338,6 @@ class SentinelConnections(Connections):
             )
         return self._made[address]
 
-    def known_replicas(self) -> int:
-        """See Connections. Those that the Sentinels reach may be promoted, whether the primary does or not."""
-        return len(self.sentinels.replicas)
-
     @property
     def address(self) -> str:
         """The name of the service, whoever is its primary."""
@@ -356,23 +352,14 @@ class SentinelConnections(Connections):
     def dial_scripts(self, answer_s: float) -> Scripts:
         """With a watch of its own, because it may be used in another thread."""
         connection: Any = self.dial()
-        connection.sentinels = self.sentinels.apart()
-        return _OwnScripts(connection, answer_s=answer_s)
+        connection.sentinels = apart = self.sentinels.apart()
+        return ScriptConnection(connection, answer_s=answer_s, closed=apart.close)
 
     async def close(self) -> None:
         for each in self._made.values():
             await each.close()
         await Connections.close(self)
         await self.sentinels.close()
-
-
-class _OwnScripts(ScriptConnection):
-    """A connection that takes its watch with it."""
-
-    async def aclose(self) -> None:
-        await super().aclose()
-        sentinels: Sentinels = self._connection.sentinels  # type: ignore[attr-defined]
-        await sentinels.close()
 
 
 def connect_sentinels(url: str, answer_s: float) -> SentinelConnections:
@@ -391,7 +378,13 @@ def connect_sentinels(url: str, answer_s: float) -> SentinelConnections:
     pool = make_pool(options, answer_s, _ToPrimary, sentinels=sentinels)
     # An unknown option of the URL is refused only here.
     scripts = ScriptConnection(dial(pool), answer_s=pool.connection_kwargs["socket_timeout"])
-    return SentinelConnections(Redis.from_pool(pool), options.get("db", 0), scripts, sentinels=sentinels)
+
+    def known_replicas() -> int:
+        """Those that the Sentinels reach may be promoted, whether the primary does or not."""
+        return len(sentinels.replicas)
+
+    db = options.get("db", 0)
+    return SentinelConnections(Redis.from_pool(pool), db, scripts, sentinels=sentinels, known_replicas=known_replicas)
 
 
 def _place(text: str) -> Address:

@@ -3,10 +3,10 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import chain
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import (
@@ -21,6 +21,7 @@ from redis.exceptions import (
 
 from timers.errors import ConfigurationError
 from timers.setting_values import redacted, split_hosts
+from timers.store.cooperative import shared
 from timers.store.servers.connections import SLOT_MOVES, Connections, connect_server
 from timers.store.servers.durability import REMEMBERED_SECONDS
 
@@ -56,23 +57,9 @@ def slot_of(key: str | bytes) -> int:
     return int(key_slot(key if isinstance(key, bytes) else key.encode()))
 
 
-class _Said(NamedTuple):
-    """What a node says of the cluster: whether it sees a healthy one, and of each range of slots the first, the last,
-    the primary and its replicas, each of those with host, port and id."""
-
-    is_healthy: bool
-    ranges: Sequence[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Node(Connections):
-    """The connections to one node."""
-
-    _replicas: Callable[[], int] = field(compare=False, repr=False)
-
-    def known_replicas(self) -> int:
-        """See Connections. The nodes of the cluster say who has its keys."""
-        return self._replicas()
+_Said = tuple[bool, Sequence[Any]]
+"""What a node says of the cluster: whether it sees a healthy one, and of each range of slots the first, the last, the
+primary and its replicas, each of those with host, port and id."""
 
 
 class Slots:
@@ -189,16 +176,19 @@ class Slots:
         if node is None:
             made = connect_server(_at_address(self._url, address), self._answer_s)
             scripts = made.scripts if self._scripts_s is None else made.dial_scripts(self._scripts_s)
-            node = _Node(made.commands, made.db, scripts, lambda: len(self._peers.get(address, {address: 0})) - 1)
-            self._nodes[address] = node
+            # The nodes of the cluster say who has its keys.
+            peers = partial(self._number_of_peers, address)
+            node = self._nodes[address] = replace(made, scripts=scripts, known_replicas=peers)
         return node
+
+    def _number_of_peers(self, address: str) -> int:
+        return len(self._peers.get(address, {address: 0})) - 1
 
     def _ask(self) -> asyncio.Task[None]:
         """Ask the cluster, unless it is being asked."""
         if self._asking is None or self._asking.done():
             self._asked_at = time.monotonic()
-            self._asking = asyncio.create_task(self._refresh())
-            self._asking.add_done_callback(_seen)
+            self._asking = shared(self._refresh())
         return self._asking
 
     async def _refresh(self) -> None:
@@ -209,7 +199,7 @@ class Slots:
         said: tuple[str, _Said] | None = None
         trouble: BaseException = ConnectionError("no node of the cluster answers")
         try:
-            while said is None or not said[1].is_healthy:
+            while said is None or not said[1][0]:
                 if address := next(left, ""):
                     asked[asyncio.create_task(self._said_at(address))] = address
                 if not asked:
@@ -232,9 +222,10 @@ class Slots:
                 each.cancel()
         if said is None:
             raise trouble
-        await self._take(*said)
+        by, (_, ranges) = said
+        await self._take(by, ranges)
 
-    async def _said_at(self, address: str) -> "_Said":
+    async def _said_at(self, address: str) -> _Said:
         ask = self._at(address).scripts.execute
         try:
             info, ranges = await asyncio.gather(ask("CLUSTER", "INFO"), ask("CLUSTER", "SLOTS"))
@@ -242,13 +233,13 @@ class Slots:
             if any(said in str(error) for said in _NO_CLUSTER):
                 raise ConfigurationError(_is_no_cluster(self._url, address)) from error
             raise
-        return _Said(b"cluster_state:ok" in info, ranges)
+        return b"cluster_state:ok" in info, ranges
 
-    async def _take(self, said_by: str, said: "_Said") -> None:
+    async def _take(self, said_by: str, ranges: Sequence[Any]) -> None:
         host = said_by.rpartition(":")[0]
         owners, known = [""] * REDIS_CLUSTER_HASH_SLOTS, {said_by: None}
         by_primary = dict[str, Sequence[str]]()
-        for first, last, *nodes in said.ranges:
+        for first, last, *nodes in ranges:
             addresses = [_address(_host_of(at), int(at[1]), host) for at in nodes]
             known |= dict.fromkeys(addresses)
             by_primary[addresses[0]] = addresses
@@ -311,9 +302,3 @@ def _at_address(url: str, address: str) -> str:
 def _is_no_cluster(url: str, address: str) -> str:
     plain = redacted(_at_address(url, address))
     return f"TIMERS_REDIS_URL: {address} is not a node of a cluster; for a single server use {plain}"
-
-
-def _seen(asking: asyncio.Task[None]) -> None:
-    """Whoever needs the answer gets the error; a refresh that nobody waits for may fail."""
-    if not asking.cancelled():
-        asking.exception()
