@@ -7,7 +7,7 @@ import pytest
 from tests.engine.fleet import Calls, Fleet
 from tests.ledger.copies import agreed, say
 from tests.waiting import eventually
-from timers.client import progress
+from timers.client import copies
 from timers.doctor import ledger as ledger_check
 from timers.doctor.checks import Check
 from timers.doctor.examining import examine
@@ -63,8 +63,8 @@ async def test_a_count_that_takes_too_long_is_told_as_that(
     async def counts(*_: object) -> float:
         return float(await asyncio.get_running_loop().create_future())
 
-    monkeypatch.setattr(progress, "share_until", counts)
-    monkeypatch.setattr(progress, "COUNT_SECONDS", 0.01)
+    monkeypatch.setattr(copies, "share_until", counts)
+    monkeypatch.setattr(copies, "COUNT_SECONDS", 0.01)
     await say(fleet.store, 0, "restore note:x")
     check = await check_of(fleet, database)
     said = "shards still being restored from the ledger: 0 (restore, the count took too long)"

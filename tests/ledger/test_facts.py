@@ -10,7 +10,7 @@ from tests.api.keyed import new_key
 from tests.engine.fleet import Calls, Fleet
 from tests.ledger.copies import agreed
 from tests.waiting import eventually
-from timers.client.facts import give_facts_back, keep_facts
+from timers.client.copies import give_facts_back, keep_facts
 from timers.ledger import facts
 from timers.ledger.database import Database
 from timers.store import keys

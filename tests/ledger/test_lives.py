@@ -8,8 +8,7 @@ import pytest
 from tests.engine.fleet import Fleet
 from tests.ledger.copies import in_ledger
 from tests.ledger.test_inbox import ask, by_hand, left, problems
-from timers.client.copies import given_back
-from timers.client.lives import enter, entered
+from timers.client.copies import enter, entered, given_back
 from timers.engine.inbox import Inbox
 from timers.errors import Unavailable
 from timers.ledger.database import Database

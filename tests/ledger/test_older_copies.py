@@ -16,7 +16,7 @@ from tests.ledger.copies import agreed, in_ledger, say, whole
 from tests.rights import as_user, grant
 from tests.waiting import eventually
 from timers.client import TimerClient, client_over, open_store
-from timers.client.lives import enter
+from timers.client.copies import enter
 from timers.core.shapes import IfExists
 from timers.core.spec import NewTimer
 from timers.embedded import Family

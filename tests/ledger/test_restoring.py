@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -15,8 +16,9 @@ from tests.life.test_backup import exported, imported
 from tests.life.test_limits import Busy, arm, ended, ids
 from tests.members import declare
 from tests.waiting import eventually
-from timers.client import progress
+from timers.client import copies
 from timers.core.model import Status, Timer
+from timers.engine.following import Following
 from timers.errors import LedgerUnavailable
 from timers.ledger import rows
 from timers.ledger.database import Database
@@ -146,10 +148,10 @@ async def test_a_count_of_what_was_restored_that_takes_too_long_holds_up_no_rest
         asked += 1
         raise LedgerUnavailable("no answer for 30 s")
 
-    monkeypatch.setattr(progress, "share_until", too_slow)
-    shares = progress.Shares(database)
+    monkeypatch.setattr(copies, "share_until", too_slow)
+    following = Following(cast("Any", SimpleNamespace(store=None)), cast("Any", None), database)
     for _ in range(2):
-        await shares.reached(0, Stage(RESTORE.what, "note:x"))
+        await following._reached(0, Stage(RESTORE.what, "note:x"))
     assert asked == 1
 
 
@@ -242,7 +244,7 @@ async def test_another_pod_goes_on_where_a_killed_one_was(
         return (await pages(database, shard, prefix, timer_id))[:10]
 
     monkeypatch.setattr(rows, "page", small)
-    monkeypatch.setattr(progress, "ASK_SECONDS", 0)
+    monkeypatch.setattr("timers.engine.following.SHARE_SECONDS", 0)
     dying = await fleet.pod(Calls(), name="b", ledger=database)
 
     async def stuck() -> bool:

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from tests.engine.fleet import Calls, Fleet
 from tests.ledger.copies import agreed, in_ledger, in_redis
 from timers.client import Armed, TimerClient, client_over, open_store
-from timers.client.facts import keep_facts
+from timers.client.copies import keep_facts
 from timers.core.shapes import Durability, IfExists
 from timers.core.spec import NewTimer
 from timers.errors import AlreadyExists, InvalidInput, LedgerUnavailable, NotFound, Unavailable

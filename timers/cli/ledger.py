@@ -9,9 +9,7 @@ import typer
 
 from timers.cli.shared import Output, note, progress, run, show
 from timers.client import TimerClient
-from timers.client.copies import give_back
-from timers.client.facts import give_facts_back
-from timers.client.progress import told
+from timers.client.copies import give_back, give_facts_back, told
 from timers.engine.following import claim_ledger
 from timers.errors import ConfigurationError, TimersError
 from timers.ledger import rows

@@ -1,28 +1,58 @@
-"""Owns the two forms of a timer that is kept twice, its record in Redis and its row in the ledger, and giving Redis
-back what the ledger has."""
+"""Owns what is kept twice, in Redis and in the ledger: the two forms of a timer, what a db needs besides its timers, in
+which life a shard is; giving Redis back what the ledger has, and how far that is.
+
+The functions raise Unavailable and LedgerUnavailable.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from timers.client.facts import give_facts_back
-from timers.client.lives import enter, entered
 from timers.core.fields import encode
 from timers.core.model import RESTORED, Status, Timer
-from timers.ledger import rows
+from timers.errors import Unavailable
+from timers.ledger import facts, lives, rows
+from timers.ledger.comparing import share_until
 from timers.ledger.database import Database, Transacting
+from timers.ledger.facts import KEY
 from timers.ledger.lives import Lives, save
 from timers.ledger.rows import Identity, Row
-from timers.store import codec
+from timers.store import codec, keys
+from timers.store.callers import Callers
 from timers.store.codec import JUMP, LETTERS, STATUSES
+from timers.store.copying import put_declaration, put_key, put_pause, read_declarations, read_pauses
+from timers.store.following import (
+    BUCKETS,
+    COPY,
+    FIRST_SHARD,
+    REBUILD,
+    RESTORE,
+    Stage,
+    founded,
+    is_still,
+    stages,
+)
+from timers.store.membership import Declaration
 from timers.store.restoring import RecordParts, Restored, put_together, restore, restore_and_read, taken_apart
-from timers.store.store import Store
+from timers.store.store import FOUNDING_TRIES, KEEPS_CHANGING, Store
 
 _COLUMN_LIMIT: Final = 2**63
 
 _Given = tuple[str, bytes | None]
 """What became of a copy, and the record that Redis holds then."""
+
+DECLARED: Final = "declared"
+PAUSED: Final = "paused"
+KINDS: Final = (KEY, DECLARED, PAUSED)
+"""Of facts: what a db needs besides its timers to go on as before. (Hooks are said again by the pods that ask for
+them.)"""
+
+COUNT_SECONDS: Final = 5.0
+"""How long the counts for a person who asks may take: of hundreds of millions of rows they take minutes."""
+
+_UNCOUNTED: Final = "the count took too long"
 
 
 def row_of(shard: int, prefix: str, timer_id: str, record: bytes) -> Row | None:
@@ -159,3 +189,92 @@ async def _keep(database: Database, shard: int, life: str, page: Sequence[Row], 
     ]
     if there:
         await database.do(partial(save, lives={shard: life}, changed=there))
+
+
+async def enter(store: Store, database: Transacting, shard: int) -> Stage:
+    """The stage of a shard in a life that the ledger knows. What it knew is read first: if somebody says another life
+    after that, this one may be over."""
+    for _ in range(FOUNDING_TRIES):
+        before = (await database.do(partial(lives.known, shards=[shard]), writes=False)).get(shard)
+        stage = await founded(store, shard)
+        if before == stage.life:
+            return stage
+        if await database.do(partial(lives.begin, shard=shard, before=before, life=stage.life)):
+            return stage
+    raise Unavailable(KEEPS_CHANGING)
+
+
+async def entered(store: Store, database: Transacting, shards: Collection[int]) -> dict[int, Stage]:
+    """As `enter`, of several shards."""
+    there = await stages(store, sorted(shards))
+    known = await database.do(partial(lives.known, shards=sorted(shards)), writes=False)
+    return {
+        shard: stage if known.get(shard) == stage.life else await enter(store, database, shard)
+        for shard, stage in there.items()
+    }
+
+
+async def keep_facts(store: Store, database: Database) -> None:
+    """Make the ledger's facts those of Redis. One that Redis does not have is deleted only if the shard that this pod
+    follows was restored in full, and with it the facts."""
+    epoch, now = store.identity.epoch, await _facts(store)
+    is_whole = (await stages(store, [FIRST_SHARD]))[FIRST_SHARD].is_whole
+    if not await is_still(store, epoch):
+        return
+    kept = await database.do(facts.read, writes=False)
+    changed = {fact: value for fact, value in now.items() if kept.get(fact) != value}
+    gone = [fact for fact in kept if fact[0] in KINDS and fact not in now] if is_whole else []
+    if changed or gone:
+        await database.do(partial(facts.write, changed=changed, gone=gone))
+
+
+async def give_facts_back(store: Store, database: Transacting, kinds: Container[str] = KINDS) -> None:
+    """Put back what the ledger has of these kinds and Redis has not."""
+    for (kind, name), value in (await database.do(facts.read, writes=False)).items():
+        match kind if kind in kinds else None:
+            case "key":
+                await put_key(store, name, value, if_exists="newer", dry_run=False)
+            case "declared":
+                at, _, pod = value.partition(" ")
+                await put_declaration(store, name, Declaration(int(at), pod), dry_run=False)
+            case "paused":
+                since_ms = int(value) if value else None
+                await put_pause(store, name, since_ms, if_exists="newer", dry_run=False)
+            case _:
+                pass  # not asked for, or of a later version
+
+
+async def _facts(store: Store) -> dict[tuple[str, str], str]:
+    """By kind and name: an API `key`'s entry, who `declared` a prefix (`<ms> <pod>`), since when one is `paused` (ms,
+    or nothing)."""
+    declared, pauses = await read_declarations(store), await read_pauses(store)
+    return {
+        **{(KEY, key_id): entry for key_id, entry in (await Callers(store).entries()).items()},
+        **{(DECLARED, prefix): f"{said.at_ms} {said.pod}" for prefix, said in declared.items()},
+        **{(PAUSED, prefix): "" if since_ms is None else str(since_ms) for prefix, since_ms in pauses.items()},
+    }
+
+
+async def share(database: Database, shard: int, stage: Stage) -> float:
+    """How much of its way to agreement a shard has gone, 0 to 1: first the ledger's timers are given back, then its own
+    are copied. Raises LedgerUnavailable."""
+    if stage.is_whole:
+        return 1.0
+    if stage.what == COPY.what:
+        return (1 + int(stage.place) / BUCKETS) / 2
+    if stage.what in (RESTORE.what, REBUILD) and stage.place:
+        given = await share_until(database, shard, *keys.identity_of(stage.place))
+        return given if stage.what == REBUILD else given / 2
+    return 0.0
+
+
+async def told(database: Database, stages: Mapping[int, Stage]) -> list[str]:
+    """Shards that are not whole, each with what is under way and how far it is, unless that takes too long to count:
+    `0 (restore, 43 %)`. Raises LedgerUnavailable."""
+    behind = {shard: stage for shard, stage in stages.items() if not stage.is_whole}
+    shares = dict[int, str]()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(COUNT_SECONDS):
+            for shard, stage in behind.items():
+                shares[shard] = f"{await share(database, shard, stage):.0%}".replace("%", " %")
+    return [f"{shard} ({stage.what}, {shares.get(shard, _UNCOUNTED)})" for shard, stage in behind.items()]

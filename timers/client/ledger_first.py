@@ -13,9 +13,7 @@ from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from timers.client.copies import given_back, record_of, row_of_timer
-from timers.client.facts import DECLARED
-from timers.client.lives import entered
+from timers.client.copies import DECLARED, entered, given_back, record_of, row_of_timer
 from timers.core.fields import encode
 from timers.core.model import Status, Timer
 from timers.core.shapes import Durability

@@ -3,8 +3,8 @@
 from typing import Final
 
 from timers.client import drift
+from timers.client.copies import told
 from timers.client.fleet import shortened
-from timers.client.progress import told
 from timers.doctor.checks import Check, Trouble, judged
 from timers.errors import LedgerUnavailable
 from timers.ledger import inbox

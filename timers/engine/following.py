@@ -9,14 +9,12 @@ nothing, and begins with what the ledger has of it.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from timers.client.copies import give_back, restored, row_of
+from timers.client.copies import DECLARED, enter, give_back, give_facts_back, keep_facts, restored, row_of, share
 from timers.client.drift import take_away
-from timers.client.facts import DECLARED, give_facts_back, keep_facts
-from timers.client.lives import enter
-from timers.client.progress import Shares
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.errors import LedgerUnavailable
@@ -33,6 +31,7 @@ from timers.store.following import (
     COPY,
     FIRST_SHARD,
     REBUILD,
+    RESTORE,
     WHOLE,
     Note,
     Notes,
@@ -71,6 +70,9 @@ FRESH_SECONDS: Final = 0.3
 
 HELP_SECONDS: Final = 1.0
 
+SHARE_SECONDS: Final = 5.0
+"""How often the ledger counts how much was given back."""
+
 CLEAN_SECONDS: Final = 60.0
 TOMBSTONES_MS: Final = 3_600_000
 """How long the row of a removed timer stays, so that a copy of it that comes late finds it."""
@@ -103,7 +105,9 @@ class Following:
         """The Redis servers that this pod has met at its URL, one after the other."""
         self._seen: dict[int, dict[bytes, bytes]] = {}
         """By shard: some notes of shards of other pods at the last look."""
-        self._progress = Shares(database)
+        self._shares: dict[int, float] = {}
+        """By shard: how much of it was restored and copied; none for one that was not lost."""
+        self._count_at = 0.0
         self._facts_at = 0.0
 
     @property
@@ -123,7 +127,16 @@ class Following:
     @property
     def share(self) -> float:
         """How much of the shards that this pod leads was restored and copied, 0 to 1: 1 unless they were lost."""
-        return self._progress.share(list(self._peers.led(self._pod.shards)))
+        shares = [self._shares.get(shard, 1.0) for shard in self._peers.led(self._pod.shards)]
+        return sum(shares) / max(len(shares), 1)
+
+    async def _reached(self, shard: int, stage: Stage) -> None:
+        """A shard has reached a stage. Counts in the database now and then only; a count that fails, such as one that
+        takes too long, holds up no restore."""
+        if stage.what not in (RESTORE.what, REBUILD) or time.monotonic() >= self._count_at:
+            with suppress(LedgerUnavailable):
+                self._shares[shard] = await share(self._database, shard, stage)
+            self._count_at = time.monotonic() + SHARE_SECONDS
 
     async def recall(self) -> None:
         """Before the pod's first sign of life, which reads the declarations: give them back if the db was just lost.
@@ -276,14 +289,14 @@ class Following:
         was. If the shard is lost meanwhile, the next look begins anew."""
         stage, began, count = await enter(self._store, self._database, shard), time.monotonic(), 0
         self._lives[shard] = stage.life
-        await self._progress.reached(shard, stage)
+        await self._reached(shard, stage)
         if stage.is_whole:
             return  # another pod was faster
         async for reached, some in self._steps(shard, stage):
             if not await advance(self._store, shard, stage, reached):
                 return
             stage, count = reached._replace(life=stage.life), count + some
-            await self._progress.reached(shard, stage)
+            await self._reached(shard, stage)
         _log.info("the ledger has all timers", shard=shard, restored=count, seconds=round(time.monotonic() - began, 1))
 
     async def _steps(self, shard: int, stage: Stage) -> AsyncIterator[tuple[Stage, int]]:
