@@ -9,10 +9,10 @@ from tests.conftest import SharedServers
 from tests.servers import Kind
 from tests.store.acts import PREFIX, arming, cancelled
 from tests.store.backends import open_store
-from timers.store import copying
-from timers.store.copying import put_declaration, put_key, put_pause, read_declarations, read_pauses, read_records
+from timers.store import restoring
+from timers.store.carrying import put_declaration, put_key, put_pause, read_declarations, read_pauses
 from timers.store.membership import Declaration
-from timers.store.restoring import taken_apart
+from timers.store.restoring import read_records, taken_apart
 from timers.store.store import Store
 
 STAY = [f"stay-{i}" for i in range(600)]
@@ -31,7 +31,7 @@ async def test_what_stays_comes_once_while_others_come_and_go(
     servers: SharedServers, kind: Kind, shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pages are small, so that each bucket grows while it is read."""
-    monkeypatch.setattr(copying, "PAGE", 1)
+    monkeypatch.setattr(restoring, "PAGE", 1)
     async with open_store(servers, kind, shards=shards) as store:
         await store.arm([arming(name, due="+3600000") for name in STAY])
         seen, step = Counter[str](), 0
@@ -48,10 +48,10 @@ async def test_what_the_server_shows_twice_comes_once(store: Store, monkeypatch:
     rounds = [[(7, {b"log:a": b"1", b"log:b": b"1"}), (0, {})], [(0, {b"log:a": b"2", b"log:c": b"2"})]]
 
     async def scanned(*_: Any) -> list[Any]:
-        return rounds.pop(0) if rounds else [(0, {})] * copying.BUCKETS
+        return rounds.pop(0) if rounds else [(0, {})] * restoring.BUCKETS
 
-    monkeypatch.setattr(copying, "BUCKETS", 2)
-    monkeypatch.setattr(copying, "read", scanned)
+    monkeypatch.setattr(restoring, "BUCKETS", 2)
+    monkeypatch.setattr(restoring, "read", scanned)
     found = [each async for page in read_records(store) for each in page]
     assert found == [("log:a", b"1"), ("log:b", b"1"), ("log:c", b"2")]
 
@@ -71,7 +71,7 @@ async def test_only_those_that_match(store: Store) -> None:
 
 
 async def test_large_records_come_a_few_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "PAGE_BYTES", 20_000)
+    monkeypatch.setattr(restoring, "PAGE_BYTES", 20_000)
     await store.arm([arming(f"t{i}", due="+3600000", spec={"payload": "x" * 2000}) for i in range(1000)])
     sizes = [sum(len(record) for _, record in page) async for page in read_records(store)]
     assert max(sizes) < 200_000

@@ -22,17 +22,10 @@ from timers.core.shapes import HISTORY_LIMIT
 from timers.errors import Refused
 from timers.store import codec, keys
 from timers.store.callers import Callers
-from timers.store.copying import (
-    put_declaration,
-    put_key,
-    put_pause,
-    read_declarations,
-    read_pauses,
-    read_records,
-)
+from timers.store.carrying import put_declaration, put_key, put_pause, read_declarations, read_pauses
 from timers.store.membership import Declaration
 from timers.store.queries import totals
-from timers.store.restoring import RecordParts, Restored, put_together, restore, taken_apart
+from timers.store.restoring import RecordParts, Restored, put_together, read_records, restore, taken_apart
 from timers.store.store import Store
 
 if TYPE_CHECKING:

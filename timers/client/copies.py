@@ -21,8 +21,8 @@ from timers.ledger.lives import Lives, save
 from timers.ledger.rows import Identity, Row
 from timers.store import codec, keys
 from timers.store.callers import Callers
+from timers.store.carrying import put_declaration, put_key, put_pause, read_declarations, read_pauses
 from timers.store.codec import JUMP, LETTERS, STATUSES
-from timers.store.copying import put_declaration, put_key, put_pause, read_declarations, read_pauses
 from timers.store.following import (
     BUCKETS,
     COPY,

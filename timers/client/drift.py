@@ -7,7 +7,7 @@ ledger. A timer that one side lacks is given to it; none is removed because the 
 The functions raise Unavailable and LedgerUnavailable.
 """
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ from timers.ledger.database import Database
 from timers.store import following as in_redis
 from timers.store import keys
 from timers.store.codec import JUMP
-from timers.store.following import BUCKETS, Age, founded, records
-from timers.store.restoring import Restored, cancelled, restore
+from timers.store.following import Age, founded
+from timers.store.restoring import Record, Restored, cancelled, read_records, restore
 from timers.store.store import Identity, Store
 
 Suspects = Mapping[Identity, tuple[RowAge | None, Age | None]]
@@ -56,11 +56,8 @@ async def first_looks(store: Store, database: Database, shard: int) -> AsyncIter
     while page := await in_sql.page(database, shard, *last):
         last = list(page)[-1]
         yield await _differing(store, shard, page)
-    for bucket in range(BUCKETS):
-        cursor = -1
-        while cursor:
-            cursor, found = await records(store, shard, bucket, max(cursor, 0))
-            yield await _newer(database, shard, found)
+    async for found in read_records(store, shards=[shard]):
+        yield await _newer(database, shard, found)
 
 
 async def repair(store: Store, database: Database, shard: int, suspects: Suspects) -> Drift:
@@ -137,11 +134,11 @@ def _differ(row: RowAge | None, age: Age | None) -> bool:
     return row.age != age
 
 
-async def _newer(database: Database, shard: int, found: Mapping[str, bytes]) -> Suspects:
-    """Which of these records, by member, the ledger lacks or has older, without those that it cannot keep."""
+async def _newer(database: Database, shard: int, found: Iterable[Record]) -> Suspects:
+    """Which of these records the ledger lacks or has older, without those that it cannot keep."""
     there = {
         (row.prefix, row.id): (row.created, row.version)
-        for member, record in found.items()
+        for member, record in found
         if (row := row_of(shard, *keys.identity_of(member), record)) is not None
     }
     kept = await in_sql.ages(database, there.keys())

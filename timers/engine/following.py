@@ -40,12 +40,11 @@ from timers.store.following import (
     founded,
     left,
     notes,
-    records,
     server_of,
     some_notes,
     stages,
 )
-from timers.store.restoring import restore
+from timers.store.restoring import read_records, restore
 from timers.store.store import Store
 
 FOLLOW_SECONDS: Final = 0.25
@@ -334,14 +333,11 @@ class Following:
     async def _copy(self, shard: int, first: int) -> None:
         """Copy some buckets to the ledger."""
         gathered: dict[str, bytes] = {}
-        for bucket in range(first, first + COPIED):
-            cursor = -1
-            while cursor:
-                cursor, found = await records(self._store, shard, bucket, max(cursor, 0))
-                gathered |= found
-                if sum(map(len, gathered.values())) >= TOGETHER_BYTES:
-                    await self._save(shard, _rows(shard, gathered))
-                    gathered = {}
+        async for found in read_records(self._store, shards=[shard], buckets=range(first, first + COPIED)):
+            gathered.update(found)
+            if sum(map(len, gathered.values())) >= TOGETHER_BYTES:
+                await self._save(shard, _rows(shard, gathered))
+                gathered = {}
         await self._save(shard, _rows(shard, gathered))
 
     def _now_ms(self) -> int:

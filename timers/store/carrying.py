@@ -1,7 +1,8 @@
-"""Owns carrying over, in the move of a service, what is not a timer's record: API keys, declarations, pauses, what
-shards keep beside the records, what callers, limits and alarms left, and bare keys.
+"""Owns copying what a db has besides its timers: API keys, declarations and pauses, each read for a copy and put back;
+and in the move of a service all of that, with what shards keep beside the records, what callers, limits and alarms
+left, and bare keys. Repeated, that changes nothing more.
 
-Repeated, it changes nothing more. The functions raise Unavailable.
+The functions raise Unavailable.
 """
 
 from collections import Counter
@@ -10,9 +11,10 @@ from itertools import chain
 from typing import Any, Final
 
 from timers.store import keys
-from timers.store.callers import Callers
-from timers.store.copying import put_declaration, read_declarations, read_pauses
+from timers.store.callers import REVOKED, Callers
 from timers.store.following import LEDGER
+from timers.store.membership import Declaration, Membership
+from timers.store.queries import paused
 from timers.store.scripts import read
 from timers.store.store import Store
 
@@ -25,6 +27,56 @@ _HASHES: Final = ("timers:{alarms}:*", "timers:{fired}:*")
 _ALARMS_COUNTED: Final = f"{keys.ALARMS_ROOT}counted"
 
 _Command = Sequence[Any]
+
+
+async def read_declarations(store: Store) -> Mapping[str, Declaration]:
+    """Who declared each prefix last."""
+    return (await Membership(store).read()).declared
+
+
+async def read_pauses(store: Store) -> Mapping[str, int | None]:
+    """The paused prefixes, with since when (epoch ms, if that is known)."""
+    pauses = await _last_pauses(store)
+    return {prefix: pauses.get(prefix, (None,))[0] for prefix in await paused(store)}
+
+
+async def _last_pauses(store: Store) -> Mapping[str, tuple[int, ...]]:
+    """When prefixes were last paused and, unless they still are, resumed: the newest of what the shards know."""
+    found = await store.of_shards(lambda asked, root: asked.hgetall(f"{root}pauses"), {})
+    last: dict[str, tuple[int, ...]] = {}
+    for prefix, text in chain.from_iterable(pauses.items() for (pauses,) in found):
+        times = tuple(int(ms) for ms in text.split() if ms.isdigit())
+        last[keys.text(prefix)] = max(last.get(keys.text(prefix), ()), times)
+    return {prefix: times for prefix, times in last.items() if times}
+
+
+async def put_declaration(store: Store, prefix: str, said: Declaration, *, dry_run: bool) -> bool:
+    """Declare a prefix that is not declared. False if it is."""
+    if dry_run:
+        return prefix not in await read_declarations(store)
+    return await Membership(store).declare(prefix, said)
+
+
+async def put_pause(store: Store, prefix: str, since_ms: int | None, *, if_exists: str, dry_run: bool) -> bool:
+    """Pause a prefix. False if it is paused, or if it was resumed here once that pause had begun and `if_exists` does
+    not say to replace that."""
+    if prefix in await paused(store):
+        return False
+    known = (await _last_pauses(store)).get(prefix, ())
+    if known and if_exists != "replace" and (if_exists == "keep" or since_ms is None or known[-1] >= since_ms):
+        return False
+    return dry_run or await store.pause(prefix, paused=True)
+
+
+async def put_key(store: Store, key_id: str, entry: str, *, if_exists: str, dry_run: bool) -> bool:
+    """Keep an API key, or that it was revoked. False if what is there stays; a revoked key stays revoked."""
+    callers = Callers(store)
+    there = (await callers.entries()).get(key_id)
+    if there in (entry, REVOKED) or (there is not None and entry != REVOKED and if_exists != "replace"):
+        return False
+    if not dry_run:
+        await (callers.revoke(key_id) if entry == REVOKED else callers.keep(key_id, entry))
+    return True
 
 
 async def carry(source: Store, target: Store) -> Counter[str]:
@@ -103,11 +155,11 @@ async def _api_keys(source: Store, target: Store) -> int:
 
 async def _pauses(source: Store, target: Store) -> int:
     """Pause what is paused, in all shards, and keep why timers were late."""
-    paused = await read_pauses(source)
-    for prefix in paused:
+    prefixes = await paused(source)
+    for prefix in prefixes:
         await target.run_all("pause", [(root, [prefix, "pause", "copied"]) for root in _roots(target)])
     await _in_each(target, "pauses", await _of_all(source, "pauses"))
-    return len(paused)
+    return len(prefixes)
 
 
 async def _hooks(source: Store, target: Store) -> None:

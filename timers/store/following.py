@@ -1,5 +1,5 @@
-"""Owns what the ledger learns from Redis: the notes of what has changed in a shard, its records, how far a shard and
-the ledger have come to agree, what a comparison of the two reads, and the marks of rows of the ledger's inbox.
+"""Owns what the ledger learns from Redis: the notes of what has changed in a shard, how far a shard and the ledger have
+come to agree, what a comparison of the two reads, and the marks of rows of the ledger's inbox.
 
 The functions raise Unavailable.
 """
@@ -22,7 +22,7 @@ FIRST_SHARD: Final = 0
 
 BUCKETS: Final = 256
 PAGE: Final = 500
-"""Records or notes in one call: a millisecond of the server's time."""
+"""Notes in one call: a millisecond of the server's time."""
 
 SAMPLED: Final = 100
 """Notes of a shard whose age is looked at."""
@@ -197,14 +197,6 @@ async def detach(store: Store) -> None:
         for root in map(keys.root, range(store.shards)):
             await store.connections.commands.hdel(f"{root}hooks", LEDGER)
             await store.connections.commands.delete(f"{root}changed")
-
-
-async def records(store: Store, shard: int, bucket: int, cursor: int) -> tuple[int, dict[str, bytes]]:
-    """Some records of a bucket by member, and where to go on (0: that was all)."""
-    (((at, found),),) = await store.of_shards(
-        lambda asked, root: asked.hscan(f"{root}rec:{bucket:02x}", cursor, count=PAGE), (0, {}), shards=[shard]
-    )
-    return int(at), {keys.text(member): record for member, record in found.items()}
 
 
 def _stage(said: bytes, life: bytes) -> Stage:

@@ -1,17 +1,32 @@
-"""Owns putting records back out of a copy: an export, or the records of a db that was lost.
+"""Owns reading the records of a db page by page while it changes, and putting them back out of a copy: an export, or
+the records of a db that was lost.
 
 A copy has a record as Redis had it. It replaces what is there only if it is newer, so whoever does not know how far an
 earlier try came puts all records there again.
 """
 
 import struct
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 from timers.core.model import IMPORTED, RESTORED
-from timers.store import codec
+from timers.store import codec, keys
 from timers.store.codec import HEAD
+from timers.store.scripts import read
 from timers.store.store import Store
+
+BUCKETS: Final = 16
+"""How many buckets of records are read at a time."""
+
+PAGE: Final = 32
+"""About how many records of each at most: a round trip brings some 500, fewer if they are large."""
+
+PAGE_BYTES: Final = 4 * 2**20
+"""About the most that a round trip brings."""
+
+Record = tuple[str, bytes]
+"""A member, and its record."""
 
 RESTORE_LIMIT: Final = 200
 """Records in one script call, so that it does not hold the server up."""
@@ -39,6 +54,33 @@ class RecordParts(NamedTuple):
     spec: bytes
     progress: bytes
     history: Sequence[bytes]
+
+
+async def read_records(
+    store: Store, pattern: str = "*", *, shards: Iterable[int] | None = None, buckets: Iterable[int] = range(256)
+) -> AsyncIterator[Sequence[Record]]:
+    """The records of all shards or of some, or of some buckets there, whose members match a glob pattern, in pages. A
+    timer that is there from the beginning to the end comes once, as it is in one moment of its life. Remembers the
+    names of 16 of the 256 buckets of a shard, because a server may show an entry twice while a bucket grows. Writes
+    nothing."""
+    roots = list(map(keys.root, range(store.shards) if shards is None else shards))
+    names = [f"{root}rec:{bucket:02x}" for root in roots for bucket in buckets]
+    most = 1
+    for start in range(0, len(names), BUCKETS):
+        cursors, known = dict.fromkeys(names[start : start + BUCKETS], 0), set[bytes]()
+        while cursors:
+            scanned = await read(store.connections.commands, _scan(cursors, pattern, most), (0, {}))
+            cursors = {name: cursor for name, (cursor, _) in zip(cursors, scanned, strict=True) if cursor}
+            found = dict(chain.from_iterable(page.items() for _, page in scanned))
+            yield [(keys.text(member), record) for member, record in found.items() if member not in known]
+            known.update(found)
+            has_room = sum(map(len, found.values())) < PAGE_BYTES / 2
+            most = min(2 * most, PAGE) if has_room else max(most // 2, 1)
+
+
+def _scan(cursors: Mapping[str, int], pattern: str, most: int) -> Callable[[Any], object]:
+    match = None if pattern == "*" else pattern
+    return lambda asked: [asked.hscan(name, cursor, match, most) for name, cursor in cursors.items()]
 
 
 async def restore(
