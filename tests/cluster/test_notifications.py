@@ -14,8 +14,7 @@ from tests.waiting import eventually
 from timers.engine.sweeper import ShardSweep
 from timers.errors import Unavailable
 from timers.store import keys
-from timers.store.notifications import FLAGS, Change, changes, listen
-from timers.store.parts import current_parts
+from timers.store.notifications import FLAGS, Change, changes, current_parts, listen
 
 pytestmark = pytest.mark.every_server
 

@@ -21,7 +21,6 @@ from timers.engine.worker import Worker
 from timers.ledger.database import Database
 from timers.processor import Context, Processor, Registry, Result, processor
 from timers.store import keys
-from timers.store.parts import is_spread
 from timers.store.servers.connect import ANSWER_TIMEOUT_SECONDS, connect
 from timers.store.store import Store
 
@@ -250,7 +249,7 @@ class Fleet:
     async def announce(self, shard: int, due_ms: int) -> None:
         """Tell the sweepers of a shard of a due time, as scripts do."""
         connections, said = self.store.connections, f"{{{shard}}} {due_ms}"
-        if is_spread(connections):
+        if connections.is_spread:
             redis: Any = connections.node_of(keys.root(shard)).commands
             await redis.execute_command("SPUBLISH", f"{keys.root(shard)}{keys.OWN_WAKE}", said)
         else:

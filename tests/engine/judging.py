@@ -2,7 +2,7 @@
 
 from timers.engine.canary import Canaries, Canary
 from timers.engine.pod import Pod
-from timers.store.parts import parts
+from timers.store.notifications import parts
 
 
 def judging(pod: Pod, **given: float) -> tuple[Canaries, Canary]:

@@ -181,7 +181,7 @@ async def _silences(
     store: Store, line: _Line, monkeypatch: pytest.MonkeyPatch, wanted: Callable[[int], object]
 ) -> None:
     """Listen over this connection, which brings no canary, until `wanted` agrees with the number of silences."""
-    monkeypatch.setattr("timers.engine.subscription.listen", line)
+    monkeypatch.setattr("timers.engine.listener.listen", line)
     pod = _pod(store, canary_every_seconds=0.01, deaf_seconds=0.01)
     canaries, silences = Canaries(pod), 0
     services = [asyncio.create_task(s.run()) for s in (canaries, _listener(pod, canaries))]

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.life.past import make_older
 from tests.waiting import eventually, patient
-from timers.engine.subscription import Subscription
+from timers.engine.listener import Subscription
 from timers.store import notifications as server_facts
 from timers.store.servers.connect import connect
 

@@ -9,7 +9,7 @@ import pytest
 from timers.engine.peers import ALL_BEATS, Peers
 from timers.store.identity import DbIdentity
 from timers.store.membership import Declaration, Member, Membership, Roster
-from timers.store.parts import Part
+from timers.store.notifications import Part
 from timers.store.servers.connect import connect
 from timers.store.store import Store
 

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from tests.waiting import DEADLINE_SECONDS
 from timers.store import keys
-from timers.store.notifications import Notification, listen
-from timers.store.parts import is_spread, parts
+from timers.store.notifications import Notification, listen, parts
 from timers.store.servers.connections import Connections
 from timers.store.store import Store
 
@@ -63,7 +62,7 @@ async def wakes(store: Store, root: str = keys.root(0)) -> AsyncIterator[Callabl
     """Returns a function that returns the messages published so far on the wake channel; where each shard has its own,
     and the pods have one, on that of `root`."""
     await store.connections.refresh()
-    is_own, redis = is_spread(store.connections), store.connections.node_of(root).commands
+    is_own, redis = store.connections.is_spread, store.connections.node_of(root).commands
     channel = f"{root}{keys.OWN_WAKE}" if is_own else keys.wake_channel(store.connections.db)
     async with redis.pubsub() as listener:
 

@@ -12,10 +12,10 @@ from timers.store import notifications
 from timers.store.notifications import (
     listen,
     parse_expired,
+    parts,
     queue_of,
     subscribe,
 )
-from timers.store.parts import parts
 from timers.store.servers.connect import connect
 from timers.store.store import Store
 

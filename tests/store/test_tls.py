@@ -12,8 +12,7 @@ from tests.servers import start_server
 from tests.store.acts import armed, claim, finished
 from timers.client import open_store
 from timers.errors import Unavailable
-from timers.store.notifications import Notification, listen
-from timers.store.parts import parts
+from timers.store.notifications import Notification, listen, parts
 from timers.store.servers.connect import connect
 
 

@@ -25,14 +25,15 @@ from timers.store import keys
 from timers.store.cooperative import set_within
 from timers.store.notifications import (
     FLAGS,
+    Part,
     canary_on,
+    current_parts,
     ensure_notifications,
     missing_flags,
     set_canary,
     subscribe,
     touch_canary,
 )
-from timers.store.parts import Part, current_parts, is_spread
 from timers.store.scripts import reachable, read
 from timers.store.servers.slots import AWAY
 from timers.store.store import Store
@@ -260,7 +261,7 @@ async def deliveries(store: Store, wait_seconds: float) -> Mapping[str, Check]:
 async def _delivery_of(store: Store, part: Part, wait_seconds: float) -> Check:
     """Set a key that expires soon, and wait for its event."""
     name = canary_on(store.connections, part, f"doctor-{secrets.token_hex(4)}")
-    where = f" from {part.node.address}" if is_spread(store.connections) else ""
+    where = f" from {part.node.address}" if store.connections.is_spread else ""
     heard, ready = asyncio.Event(), asyncio.Event()
 
     def take(_channel: bytes, data: bytes | None) -> None:

@@ -14,7 +14,7 @@ from timers.engine.supervisor import repeat
 from timers.store import keys, notifications
 from timers.store.cooperative import set_within
 from timers.store.membership import DELIVERY_STATES
-from timers.store.parts import Part, is_spread
+from timers.store.notifications import Part
 from timers.store.servers.connections import Connections
 from timers.store.store import Identity
 
@@ -160,7 +160,7 @@ class Canaries:
     @property
     def unheard(self) -> list[str]:
         """The servers that this pod has no subscription at, or what stands for the one of a db."""
-        if is_spread(self._pod.store.connections) and self.by_node:
+        if self._pod.store.connections.is_spread and self.by_node:
             return [each.part.node.address for each in self._within_reach() if not each.subscribed]
         return [] if any(each.subscribed for each in self.by_node.values()) else ["the server"]
 

@@ -20,7 +20,7 @@ from timers.logs import get_logger
 from timers.store.cooperative import set_within
 from timers.store.identity import RAISE_AFTER_SECONDS, Move
 from timers.store.membership import Member, Membership, Roster
-from timers.store.parts import parts
+from timers.store.notifications import parts
 
 _log = get_logger("timers.peers")
 _losses_log = get_logger("timers.identity")

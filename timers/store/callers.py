@@ -22,7 +22,6 @@ from timers.core.limits import Rate
 from timers.errors import Unavailable
 from timers.store import keys
 from timers.store.following import FIRST_SHARD, stages
-from timers.store.parts import is_spread
 from timers.store.scripts import Argument, grouped, reachable, read
 from timers.store.store import Arming, Reply, Store
 from timers.store.upkeep import index_prefixes
@@ -54,7 +53,7 @@ class Callers:
     @property
     def are_apart(self) -> bool:
         """Whether their server may be away while others are not, as on a cluster."""
-        return is_spread(self._store.connections)
+        return self._store.connections.is_spread
 
     async def entries(self) -> Mapping[str, str]:
         """What is kept for each key id: its entry, or that it is revoked."""

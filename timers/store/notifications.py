@@ -1,5 +1,5 @@
-"""Owns what the server announces: expired keys, wake-ups and changes as values, each confirmed subscription, the flags
-that it needs to announce anything, and the canary keys that prove it.
+"""Owns what each server of a db announces: expired keys, wake-ups and changes as values, each confirmed subscription,
+the flags that it needs to announce anything, and the canary keys that prove it.
 
 Published messages are fire-and-forget, and the server may cut a slow subscriber without a word. The only sign of that
 is a new subscribe confirmation, so none is hidden: each means "anything may have been missed until now".
@@ -8,7 +8,7 @@ is a new subscribe confirmation, so none is hidden: each means "anything may hav
 import asyncio
 import re
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -24,10 +24,52 @@ from timers.core.model import Status, in_english
 from timers.errors import Unavailable
 from timers.store import codec, keys
 from timers.store.cooperative import side_by_side
-from timers.store.parts import MOVED_SECONDS, Part, current_parts, is_spread
 from timers.store.scripts import reachable, run
 from timers.store.servers.connections import Connections
 from timers.store.store import Store
+
+MOVED_SECONDS: Final = 1.0
+"""How often subscriptions are compared with the servers that there are. One that is no primary any more keeps its
+subscribers, and says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one server has of a db: its shards, and the channels that tell of them. It also announces those keys that
+    expire on it, and no others."""
+
+    node: Connections
+    shards: frozenset[int]
+    wakes: tuple[bytes, ...]
+    events: tuple[bytes, ...]
+
+
+def parts(connections: Connections, shards: int) -> list[Part]:
+    """A db of so many shards by server, as far as is known."""
+    if not connections.is_spread:
+        events = keys.events_channel(connections.db)
+        return [Part(connections, frozenset(range(shards)), (connections.wake.encode(),), (events.encode(),))]
+    roots = defaultdict[Connections, dict[str, int]](dict)
+    for shard in range(shards):
+        root = keys.root(shard)
+        roots[connections.node_of(root)][root] = shard
+    with_pods = connections.node_of(keys.PODS_ROOT)
+    return [_part(node, roots[node], [keys.PODS_ROOT] if node is with_pods else []) for node in connections.nodes]
+
+
+def _part(node: Connections, roots: Mapping[str, int], others: list[str]) -> Part:
+    wakes, events = (
+        tuple(f"{root}{end}".encode() for root in (*roots, *others)) for end in (keys.OWN_WAKE, keys.OWN_EVENTS)
+    )
+    return Part(node, frozenset(roots.values()), wakes, events)
+
+
+async def current_parts(connections: Connections, shards: int) -> list[Part]:
+    """As `parts`, after asking the servers. Raises Unavailable."""
+    with reachable():
+        await connections.refresh()
+    return parts(connections, shards)
+
 
 Sink = Callable[..., None]
 """Called with what was announced, and what comes with it:
@@ -160,7 +202,7 @@ async def changes(store: Store, sink: Callable[[Change | None], None]) -> None:
             sink(change)
 
     hearing = [subscribe(part.node, part.events, take) for part in held if part.events]
-    if is_spread(store.connections):
+    if store.connections.is_spread:
         hearing.append(_until_moved(store, held))
     await side_by_side(hearing)
 
@@ -330,7 +372,7 @@ async def ensure_notifications(redis: Redis) -> tuple[bool, str]:
 
 def canary_on(connections: Connections, part: Part, name: str) -> str:
     """What to call a canary that has to lie on a part's server: on a cluster it gets a hash tag for that."""
-    if not is_spread(connections):
+    if not connections.is_spread:
         return name
     if part.shards:
         return f"{{{min(part.shards)}}}{name}"

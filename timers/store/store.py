@@ -15,7 +15,6 @@ from timers.core.shapes import Durability
 from timers.errors import RedisRights, Unavailable
 from timers.store import codec, keys, scripts
 from timers.store.identity import DbIdentity, is_newer
-from timers.store.parts import is_spread
 from timers.store.refusals import Refusals
 from timers.store.servers.connections import Connections, Scripts
 from timers.store.servers.durability import WAITS, Written
@@ -118,7 +117,7 @@ class Store:
         self.connections = connections
         self.clock = clock or ServerClock()
         self._wake = connections.wake
-        self._is_spread = is_spread(connections)
+        self._is_spread = connections.is_spread
         self._clocks: dict[Connections, ServerClock] = {}
         self.called: Callable[[str, float], None] = lambda _script, _seconds: None
         """Called after each script call with its name and the seconds it took."""

@@ -77,9 +77,9 @@ class ClusterConnections(Connections):
         return self.slots.owner(key)
 
     @property
-    def wake(self) -> str:
+    def is_spread(self) -> bool:
         """See Connections."""
-        return keys.OWN_WAKE
+        return True
 
     async def refresh(self) -> None:
         """See Connections."""

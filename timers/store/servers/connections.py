@@ -247,9 +247,14 @@ class Connections:
                 raise ConfigurationError(ONE_NODE)
 
     @property
+    def is_spread(self) -> bool:
+        """Whether the db may lie on several servers, and move between them."""
+        return False
+
+    @property
     def wake(self) -> str:
         """What scripts are told of the channel for wake-ups."""
-        return keys.wake_channel(self.db)
+        return keys.OWN_WAKE if self.is_spread else keys.wake_channel(self.db)
 
     async def refresh(self) -> None:
         """Ask the servers again which of them has what. Raises what redis-py does."""
