@@ -23,6 +23,7 @@ from timers.store.codec import STATUSES
 from timers.store.identity import ARRIVING, COPYING, LEAVING, MOVED, Move
 from timers.store.membership import Membership
 from timers.store.moving import Digest, Part, Place
+from timers.store.queries import running
 from timers.store.store import Store
 
 AT_ONCE: Final = 4
@@ -108,7 +109,7 @@ class Mover:
     async def _check_empty(self, there: Move | None) -> None:
         if there is not None and there.is_over:
             raise Refused(f"{self._to} has been left: {there.error}; empty it, or choose another db")
-        if self._target.identity.epoch and await moving.number_of_counts(self._target):
+        if self._target.identity.epoch and await moving.counted(self._target):
             part = " a part of another move's" if there is not None else ""
             raise Refused(f"{self._to} has{part} timers; empty it, or choose another db")
 
@@ -155,19 +156,19 @@ class Mover:
             self._tell(f"waiting until pods of another version have noticed: {', '.join(others[:SHOWN])}")
         begun = told = time.monotonic()
         while True:
-            running = await moving.close(self._source, LEAVING, self._to)
+            still = await moving.close(self._source, LEAVING, self._to)
             waited = time.monotonic() - begun
-            if not running and (not others or waited >= EARLIER_SECONDS):
+            if not still and (not others or waited >= EARLIER_SECONDS):
                 return
             if waited >= max(self._wait_seconds, EARLIER_SECONDS if others else 0):
-                names = ", ".join(await moving.runs(self._source, SHOWN))
+                names = ", ".join((await running(self._source, range(self._source.shards)))[:SHOWN])
                 raise Refused(
-                    f"after {waited:.0f} s {running} timers still run ({names}); nothing was moved and the source goes "
+                    f"after {waited:.0f} s {still} timers still run ({names}); nothing was moved and the source goes "
                     "on. Wait longer (--wait), or end these runs"
                 )
             if time.monotonic() - told >= TELL_SECONDS:
                 told = time.monotonic()
-                self._tell(f"waiting for {running} runs to end")
+                self._tell(f"waiting for {still} runs to end")
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _copy(self, name: str) -> None:
@@ -190,21 +191,29 @@ class Mover:
     async def _copy_records(self) -> None:
         reached = await moving.reached(self._target)
         parts = [part for part in moving.parts(self._source) if reached.get(part, part) is not None]
-        total = sum((await moving.counted(self._source)).values())
-        progress = _Progress(total, self._tell)
+        total, done = sum((await moving.counted(self._source)).values()), 0
+        began = told = time.monotonic()
+
+        def count(number: int, every_seconds: float = TELL_SECONDS) -> None:
+            nonlocal done, told
+            done, now = done + number, time.monotonic()
+            if now - told >= every_seconds:
+                told = now
+                self._tell(f"{done} of {total} timers copied, {done / max(now - began, 0.001):.0f}/s")
+
         if len(parts) < len(moving.parts(self._source)) or reached:
             self._tell("continuing where an earlier attempt stopped")
         waiting = iter(parts)
 
         async def work() -> None:
             for part in waiting:
-                await self._copy_part(part, reached.get(part), progress)
+                await self._copy_part(part, reached.get(part), count)
 
         await asyncio.gather(*(work() for _ in range(AT_ONCE)))
-        progress.tell()
+        count(0, 0)
 
-    async def _copy_part(self, part: Part, place: Place | None, progress: "_Progress") -> None:
-        """Copy a part; the next page is read while one is put there."""
+    async def _copy_part(self, part: Part, place: Place | None, count: Callable[[int], None]) -> None:
+        """Copy a part, and `count` its timers; the next page is read while one is put there."""
         pages = moving.pages(self._source, part, place)
         reading = asyncio.ensure_future(anext(pages))
         collected, by_shard = 0, dict[int, list[bytes]]()
@@ -225,7 +234,7 @@ class Mover:
                 if bad := sum(codes.values()) - codes["restored"] - codes["kept"]:
                     raise Refused(f"{bad} records were not taken: {dict(codes)}; see `timers doctor` of the source")
                 await moving.reach(self._target, part, page.next)
-                progress.done(collected)
+                count(collected)
                 collected, by_shard = 0, {}
             if page.next is None:
                 return
@@ -276,24 +285,6 @@ class Mover:
         begun = time.monotonic()
         yield
         self._report.seconds[name] = round(time.monotonic() - begun, 1)
-
-
-class _Progress:
-    """Tells how many are copied, now and then."""
-
-    def __init__(self, total: int, tell: Callable[[str], None]) -> None:
-        self._total, self._tell = total, tell
-        self._done, self._begun, self._told = 0, time.monotonic(), time.monotonic()
-
-    def done(self, number: int) -> None:
-        self._done += number
-        if time.monotonic() - self._told >= TELL_SECONDS:
-            self.tell()
-
-    def tell(self) -> None:
-        self._told = time.monotonic()
-        rate = self._done / max(self._told - self._begun, 0.001)
-        self._tell(f"{self._done} of {self._total} timers copied, {rate:.0f}/s")
 
 
 def _is_same(here: Move, there: Move | None) -> bool:

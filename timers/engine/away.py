@@ -1,7 +1,7 @@
 """Owns which shards a pod cannot reach while it reaches others: those of a cluster's node that is away, or that are
 being moved."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import Final
 
 from timers.errors import Unavailable
@@ -24,10 +24,16 @@ class Away:
         self.shards: dict[int, str] = {}
         """Those that did not answer when last asked, and why."""
 
-    def apart(self, shard: int) -> "_Apart":
-        """Note whether a shard can be reached, and go on if it cannot. On a single server Unavailable is raised: there
-        is nothing to go on with."""
-        return _Apart(self, shard)
+    async def reached(self, shard: int, work: Awaitable[object]) -> bool:
+        """Do some work on a shard. False if it cannot be reached, which is noted; on a single server Unavailable is
+        raised, because there is nothing to go on with."""
+        try:
+            await work
+        except Unavailable as error:
+            if not self.note(shard, error):
+                raise
+            return False
+        return self.note(shard, None)
 
     def note(self, shard: int, error: Unavailable | None) -> bool:
         """Note why a shard cannot be reached, or that it can. False if the db has no other server."""
@@ -72,18 +78,3 @@ class Away:
         first, reason = next(iter(self.shards.items()))
         number = f"{len(self.shards)} of {len(self._mine)}"
         return [f"shards out of reach: {number}, and their timers wait; shard {first}: {reason}"]
-
-
-class _Apart:
-    __slots__ = ("_away", "_shard")
-
-    def __init__(self, away: Away, shard: int) -> None:
-        self._away, self._shard = away, shard
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        if error is None or isinstance(error, Unavailable):
-            return self._away.note(self._shard, error) and error is not None
-        return False

@@ -88,8 +88,7 @@ class Claimer:
         self._asked += asked
         try:
             for shard, identities in orphans.items():
-                with self._pod.away.apart(shard):
-                    await self._rescue(shard, identities)
+                await self._pod.away.reached(shard, self._rescue(shard, identities))
             for asks in wanted:
                 await self._claim_or_mark(asks, limited=limited)
         finally:
@@ -98,11 +97,9 @@ class Claimer:
 
     async def _claim_or_mark(self, asks: Sequence[QueueClaim], *, limited: bool) -> None:
         """Claim. If the node of the shard is away, its queues stay marked, and wait for no others."""
-        with self._pod.away.apart(asks[0].shard):
-            await self._claim(asks, limited=limited)
-            return
-        for ask in asks:
-            self._intake.mark_after(ask.shard, ask.prefix, AGAIN_SECONDS, ask.cause)
+        if not await self._pod.away.reached(asks[0].shard, self._claim(asks, limited=limited)):
+            for ask in asks:
+                self._intake.mark_after(ask.shard, ask.prefix, AGAIN_SECONDS, ask.cause)
 
     async def _claim(self, asks: Sequence[QueueClaim], *, limited: bool) -> None:
         """Claim from all queues in one call; if they have limits over the fleet, reserve the starts before."""

@@ -140,13 +140,14 @@ class Following:
     async def recall(self) -> None:
         """Before the pod's first sign of life, which reads the declarations: give them back if the db was just lost.
         Without them the pod would run timers of longer prefixes than its own, once these are restored."""
-        if any(await asyncio.gather(*map(self._was_lost, self._pod.shards))):
-            await give_facts_back(self._store, self._database, (DECLARED,))
+        found: dict[int, Stage] = {}
 
-    async def _was_lost(self, shard: int) -> bool:
-        with self._pod.away.apart(shard):
-            return not (await stages(self._store, [shard]))[shard].is_whole
-        return False
+        async def look(shard: int) -> None:
+            found.update(await stages(self._store, [shard]))
+
+        await asyncio.gather(*(self._pod.away.reached(shard, look(shard)) for shard in self._pod.shards))
+        if not all(stage.is_whole for stage in found.values()):
+            await give_facts_back(self._store, self._database, (DECLARED,))
 
     async def run(self) -> None:
         """The service `ledger`."""

@@ -77,7 +77,8 @@ class Leases:
         by_shard = defaultdict[int, list[Run]](list)
         for run in runs:
             by_shard[run.shard].append(run)
-        await side_by_side(self._extend_all(*of_shard) for of_shard in by_shard.items())
+        away = self._pod.away
+        await side_by_side(away.reached(shard, self._extend_all(shard, some)) for shard, some in by_shard.items())
         # A permit ends no later than the lease, so that the pod that rescues the run finds room.
         keep_ms = self._pod.lease_ms - math.ceil((time.monotonic() - began) * 1000) - 1
         permits = (permit for run in runs if not run.ended and (permit := run.permit))
@@ -88,9 +89,8 @@ class Leases:
                 raise
 
     async def _extend_all(self, shard: int, runs: list[Run]) -> None:
-        with self._pod.away.apart(shard):
-            for start in range(0, len(runs), EXTEND_BATCH):
-                await self._extend(shard, runs[start : start + EXTEND_BATCH])
+        for start in range(0, len(runs), EXTEND_BATCH):
+            await self._extend(shard, runs[start : start + EXTEND_BATCH])
 
     async def _extend(self, shard: int, runs: list[Run]) -> None:
         timers = [run.timer for run in runs]

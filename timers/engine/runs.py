@@ -164,12 +164,11 @@ class Runs:
 
     async def _wrote(self, shard: int, queue: deque[tuple[Run, Settlement]]) -> bool:
         """Write some ends of a shard. False if its node is away; then it has its next turn a little later."""
-        if time.monotonic() >= self._again_at.get(shard, 0.0):
-            with self._pod.away.apart(shard):
-                await self._write(shard, queue)
-                return True
+        if time.monotonic() < self._again_at.get(shard, 0.0):
+            return False
+        if not (wrote := await self._pod.away.reached(shard, self._write(shard, queue))):
             self._again_at[shard] = time.monotonic() + AGAIN_SECONDS
-        return False
+        return wrote
 
     async def _write(self, shard: int, queue: deque[tuple[Run, Settlement]]) -> None:
         batch = list(islice(queue, SETTLE_BATCH))

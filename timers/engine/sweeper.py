@@ -85,11 +85,9 @@ class ShardSweep:
             await self._sleep()
             if self._is_moving() or self.another_pod_polls():
                 continue
-            with self._all.pod.away.apart(self._shard):
-                await self.poll()
-                continue
-            await asyncio.sleep(AGAIN_SECONDS)
-            self.poll_everything()
+            if not await self._all.pod.away.reached(self._shard, self.poll()):
+                await asyncio.sleep(AGAIN_SECONDS)
+                self.poll_everything()
 
     def _is_moving(self) -> bool:
         """Whether nothing may start here because the service is being moved. Look again in a second."""

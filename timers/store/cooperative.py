@@ -27,7 +27,7 @@ async def cooperatively(items: Iterable[T]) -> AsyncIterator[T]:
             began = time.perf_counter()
 
 
-async def side_by_side(parts: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def side_by_side(parts: Iterable[Coroutine[Any, Any, object]]) -> None:
     """Run the parts of a service until one fails or is cancelled; then end all. A `TaskGroup` would continue without a
     part that was cancelled."""
     tasks = [asyncio.ensure_future(part) for part in parts]

@@ -137,23 +137,12 @@ def added(one: Digest, other: Digest) -> dict[str, tuple[int, int]]:
     return sums
 
 
-async def number_of_counts(store: Store) -> int:
-    """How many counts of timers the db has: none if it has no timers."""
-    return sum(number for (number,) in await store.of_shards(lambda asked, root: asked.hlen(f"{root}counts"), 0))
-
-
 async def counted(store: Store) -> Counter[str]:
     """How many timers there are by `<status letter> <prefix>`, as the db counts them."""
     numbers = Counter[str]()
     for (counts,) in await store.of_shards(lambda asked, root: asked.hgetall(f"{root}counts"), {}):
         numbers.update({keys.text(name): int(n) for name, n in counts.items() if n.isdigit()})
     return numbers
-
-
-async def runs(store: Store, most: int) -> list[str]:
-    """The members of some timers that run."""
-    found = await store.of_shards(lambda asked, root: asked.zrange(f"{root}leases", 0, most - 1), [])
-    return [keys.text(member) for (members,) in found for member in members][:most]
 
 
 async def reached(store: Store) -> dict[Part, Place | None]:
