@@ -28,7 +28,7 @@ from timers.api.server import (
     waiting_application,
 )
 from timers.client import TimerClient, client_of, open_redis
-from timers.client.durable import check_setting
+from timers.client.opening import check_setting
 from timers.dashboard import all_pages
 from timers.dashboard.render import prepare
 from timers.dashboard.site import Guard, Parts

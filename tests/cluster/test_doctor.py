@@ -11,8 +11,8 @@ from tests.doctor.setups import TIMED, alive, found, made, opened
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.health import HealthRoutes
 from timers.client import client_over
-from timers.client.durable import refusal_of
 from timers.client.fleet import ALL_SERVED
+from timers.client.opening import refusal_of
 from timers.doctor.checks import Check, any_full, away_from
 from timers.doctor.examining import examine
 from timers.doctor.failover import durability_check

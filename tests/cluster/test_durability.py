@@ -8,7 +8,7 @@ from tests.clusters import Cluster, Node
 from tests.members import declare
 from tests.waiting import eventually, patient
 from timers.client import Armed, TimerClient, client_over, open_store
-from timers.client.durable import check_setting
+from timers.client.opening import check_setting
 from timers.errors import ConfigurationError, InvalidInput, Unavailable
 from timers.store import keys
 from timers.store.servers.connect import connect

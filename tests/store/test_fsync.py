@@ -15,7 +15,7 @@ from tests.members import declare
 from tests.servers import start_server
 from tests.waiting import eventually
 from timers.client import TimerClient, client_over, open_store
-from timers.client.durable import check_setting
+from timers.client.opening import check_setting
 from timers.embedded import Family
 from timers.errors import ConfigurationError, InvalidInput
 from timers.store.servers.connect import connect

@@ -7,7 +7,6 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack
 
 from timers.client.actions import Act, BulkAction, Counts, Stop, begun, carry_out, purge_calls
-from timers.client.durable import refusal_of
 from timers.client.feed import Event, Feed
 from timers.client.fleet import (
     Declared,
@@ -21,7 +20,7 @@ from timers.client.fleet import (
     read_stats,
 )
 from timers.client.group_commit import ArmAll, GroupCommit
-from timers.client.opening import open_ledger, recall_shards
+from timers.client.opening import open_ledger, recall_shards, refusal_of
 from timers.client.planning import (
     Reason,
     Results,
@@ -41,7 +40,7 @@ from timers.core.model import Status, Timer
 from timers.core.shapes import Action, Durability
 from timers.core.spec import NewTimer, TimerChange
 from timers.embedded import reachable_url
-from timers.errors import InvalidInput, Running, Unavailable
+from timers.errors import InvalidInput, NoProcessor, Running, Unavailable
 from timers.logs import get_logger
 from timers.settings import Settings, load_worker_settings
 from timers.store import keys, outbox, queries
@@ -125,13 +124,12 @@ class TimerClient(Timers):
             return store, await self._ledger.ready((prefix, id))
         return store, self._lives.get(store.shard_of(prefix, id), "")
 
-    def _accepted(self, answer: Reply, prefix: str, id: str, *codes: str) -> Timer:
-        """The timer after a change, if the reply has one of these codes. Raises the error for any other."""
-        return accepted(answer, prefix, id, codes, self._quota)
-
-    async def _did(self, act: str, timer: Timer, life: str, *, removed: bool = False) -> Timer:
-        """The timer after a change, which the ledger has then too, and which the log tells if it was made in somebody's
-        name."""
+    async def _done(
+        self, act: str, answer: Reply, prefix: str, id: str, life: str, *, code: str = "changed", removed: bool = False
+    ) -> Timer:
+        """The timer after a change, if the reply has this code; raises the error for any other. The ledger has it then
+        too, and the log tells of it if it was made in somebody's name."""
+        timer = accepted(answer, prefix, id, (code,), self._quota)
         if self._ledger is not None:
             await self._ledger.keep(timer, life, removed=removed)
         if self._by is not None:
@@ -209,11 +207,8 @@ class TimerClient(Timers):
         store = await self._open()
         try:
             refused = await self._declared.refusal(new.prefix)
-        except Unavailable:
-            if self._ledger is None:
-                raise
-            declared = await self._ledger.declared()
-            refused = self._declared.refusals_without_redis([new.prefix], declared).get(new.prefix)
+        except Unavailable as away:
+            refused = (await self._refusals_without_redis([new.prefix], away)).get(new.prefix)
         if refused is not None:
             raise refused
         arming = plan(new, store.clock.now_ms(), traceparent, self._by, self._durability)
@@ -222,6 +217,12 @@ class TimerClient(Timers):
             if lacks is not None:
                 raise lacks
         return armed(await self._group_commit.arm(arming, self._quota), arming, self._quota)
+
+    async def _refusals_without_redis(self, prefixes: Iterable[str], away: Unavailable) -> dict[str, NoProcessor]:
+        """As `Declared.refusals`, by what the ledger knows. Raises what Redis did if there is none."""
+        if self._ledger is None:
+            raise away
+        return self._declared.refusals_without_redis(prefixes, await self._ledger.declared())
 
     async def _lacks(self, durability: Durability, shard: int) -> InvalidInput | None:
         """The error for a durability that this service cannot give to a shard. Replicas may come and go, so if they are
@@ -255,10 +256,8 @@ class TimerClient(Timers):
         prefixes = {p.prefix for p in planned if isinstance(p, Arming)}
         try:
             refused = await self._declared.refusals(prefixes)
-        except Unavailable:
-            if self._ledger is None:
-                raise
-            refused = self._declared.refusals_without_redis(prefixes, await self._ledger.declared())
+        except Unavailable as away:
+            refused = await self._refusals_without_redis(prefixes, away)
 
         def asked(p: Arming) -> tuple[Durability, int]:
             level = p.durability or "fast"
@@ -311,9 +310,9 @@ class TimerClient(Timers):
             cause=encode_act("removed" if purge else "cancelled", self._by),
             life=life,
         )
-        timer = self._accepted(answer, prefix, id, "cancelled", "purged")
-        act = "purge" if purge else "cancel"
-        return await self._did(act, timer, life, removed=purge or not self._keeps_cancelled)
+        act, code = ("purge", "purged") if purge else ("cancel", "cancelled")
+        removed = purge or not self._keeps_cancelled
+        return await self._done(act, answer, prefix, id, life, code=code, removed=removed)
 
     async def change(
         self,
@@ -349,7 +348,7 @@ class TimerClient(Timers):
             )
             tries -= 1
             if answer.code != "version" or not tries:
-                return await self._did("change", self._accepted(answer, prefix, id, "changed"), life)
+                return await self._done("change", answer, prefix, id, life)
 
     async def reschedule(
         self,
@@ -371,14 +370,14 @@ class TimerClient(Timers):
         store, life = await self._changing(prefix, id)
         cause = encode_act("fired", self._by)
         answer = await store.reschedule(prefix, id, due="+0", cause=cause, life=life)
-        return await self._did("fire", self._accepted(answer, prefix, id, "changed"), life)
+        return await self._done("fire", answer, prefix, id, life)
 
     async def retry(self, prefix: str, id: str) -> Timer:
         """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled."""
         _, life = await self._changing(prefix, id)
         cause = encode_act("retried", self._by)
         answer = await self._quotas.rearm(prefix, id, self._quota, cause=cause, life=life)
-        return await self._did("retry", self._accepted(answer, prefix, id, "changed"), life)
+        return await self._done("retry", answer, prefix, id, life)
 
     async def list(self, *, limit: int = LIST_LIMIT, cursor: str | None = None, **wanted: Unpack[FilterFields]) -> Page:
         """A page of timers: by status (running first), then prefix, then due time or end time. `cursor` is the

@@ -87,18 +87,14 @@ def row_of(shard: int, prefix: str, timer_id: str, record: bytes) -> Row | None:
 def record_of(row: Row) -> bytes:
     """The record of a row; empty, which `restore` calls unreadable, if somebody has written into the row what a record
     cannot hold. A run is lost with the db, so its timer is scheduled, for the same occurrence."""
+    counts = (row.version, row.attempt, row.failures, row.occurrence, row.token, row.created, row.due)
     try:
-        return _record_of(row)
+        history = row.history.encode().split(b"\n") if row.history else []
+        status = Status(row.status)
+        letter = LETTERS[Status.SCHEDULED if status is Status.RUNNING else status]
+        return put_together(RecordParts(letter, *counts, row.spec.encode(), row.progress.encode(), history))
     except ValueError:
         return b""
-
-
-def _record_of(row: Row) -> bytes:
-    status = Status(row.status)
-    letter = LETTERS[Status.SCHEDULED if status is Status.RUNNING else status]
-    counts = (row.version, row.attempt, row.failures, row.occurrence, row.token, row.created, row.due)
-    history = row.history.encode().split(b"\n") if row.history else []
-    return put_together(RecordParts(letter, *counts, row.spec.encode(), row.progress.encode(), history))
 
 
 def restored(found: Iterable[Row]) -> list[Restored]:

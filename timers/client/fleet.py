@@ -36,10 +36,10 @@ NAMES_SHOWN: Final = 20
 """Shards or prefixes that one sentence names; callers can make up any number of prefixes."""
 
 
-def shortened(names: Sequence[object]) -> str:
+def shortened(names: Sequence[object], most: int = NAMES_SHOWN) -> str:
     """The first names, and how many more there are."""
-    rest = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(map(str, names[:NAMES_SHOWN])) + rest
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + rest
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final
 
+from timers.client.fleet import shortened
 from timers.errors import Refused
 from timers.processor import DISTRIBUTION
 from timers.store import moving
@@ -250,10 +251,10 @@ class Mover:
                 counted[name.replace("w ", "s ", 1) if name.startswith("w ") else name] += n
             if here != there:
                 names = [name for name in here.keys() | there.keys() if here.get(name) != there.get(name)]
-                differ = f"the records of {len(names)} statuses and prefixes differ: {_listed(names)}"
+                differ = f"the records of {len(names)} statuses and prefixes differ: {shortened(sorted(names), SHOWN)}"
             elif counted != (found := await moving.counted(self._target)):
                 names = [name for name in counted.keys() | found.keys() if counted[name] != found[name]]
-                differ = f"the target's counts disagree with its records: {_listed(names)}"
+                differ = f"the target's counts disagree with its records: {shortened(sorted(names), SHOWN)}"
             else:
                 return dict(counted)
         raise Refused(
@@ -290,11 +291,6 @@ class Mover:
 def _is_same(here: Move, there: Move | None) -> bool:
     """Whether two dbs are the two ends of one move."""
     return there is not None and there.phase == ARRIVING and there.name == here.name
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{', '.join(sorted(names)[:SHOWN])}{more}"
 
 
 async def abort(source: Store) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from redis.exceptions import RedisError, ResponseError
 
-from timers.client.durable import LEVELS, SETTING, lacking, listed
+from timers.client.opening import LEVELS, SETTING, lacking, listed
 from timers.core.shapes import Durability
 from timers.doctor.checks import Check, Facts, judged, setting
 from timers.errors import RedisRights, Unavailable
