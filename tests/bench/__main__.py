@@ -39,7 +39,7 @@ from tests.bench.report import Benchmark, Measured, settings_of, surroundings
 from tests.bench.stage import stage
 from tests.servers import FAMILIES
 from timers.embedded import Family
-from timers.store.servers.cluster import DEFAULT_SHARDS
+from timers.store.store import CLUSTER_SHARDS
 
 NAMES: Final = (
     "lateness",
@@ -85,7 +85,7 @@ def main(
     burst_timers: Annotated[int, typer.Option(min=1)] = 20_000,
     pods: Annotated[str, typer.Option(help="numbers of pods in `pods`, `scale` and `cluster`")] = "1,2,4",
     primaries: Annotated[str, typer.Option(help="numbers of primaries in `cluster`")] = "1,3",
-    shards: Annotated[int, typer.Option(min=1, help="in `cluster`")] = DEFAULT_SHARDS,
+    shards: Annotated[int, typer.Option(min=1, help="in `cluster`")] = CLUSTER_SHARDS,
     per_s: Annotated[int, typer.Option(min=1, help="rate in `pods`, `scale` and `cluster`")] = 500,
     kills: Annotated[int, typer.Option(min=1, help="in `takeover`, for each lease and run")] = 5,
     failovers: Annotated[int, typer.Option(min=1, help="in `losses`, with each durability and run")] = 3,

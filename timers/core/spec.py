@@ -29,6 +29,7 @@ from timers.errors import FieldError, InvalidInput, both, shown
 
 PAYLOAD_LIMIT_BYTES: Final = 64 * 1024
 TAG_LIMIT_CHARACTERS: Final = 64
+TAGS_LIMIT: Final = 16
 
 _STRICT: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
 """Refuses anything that is not JSON. The encoder for records would turn dates and sets into text."""
@@ -68,9 +69,15 @@ def _checked_payload(value: object) -> object:
     return value
 
 
+def is_tag(text: str) -> bool:
+    """Whether a text can be a tag."""
+    return 1 <= len(text) <= TAG_LIMIT_CHARACTERS and text.isprintable()
+
+
 def _checked_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
-    if len(tags) > 16 or any(not 1 <= len(tag) <= TAG_LIMIT_CHARACTERS or not tag.isprintable() for tag in tags):
-        raise InvalidInput.of("", list(tags), "up to 16 strings of 1 to 64 printable characters")
+    if len(tags) > TAGS_LIMIT or not all(map(is_tag, tags)):
+        rule = f"up to {TAGS_LIMIT} strings of 1 to {TAG_LIMIT_CHARACTERS} printable characters"
+        raise InvalidInput.of("", list(tags), rule)
     return tags
 
 

@@ -187,7 +187,8 @@ class Listener:
                 for part in [part for part in self._subscriptions if part not in found]:
                     if part in held:
                         await held.pop(part).stop()
-                    self._drop(part)
+                    del self._subscriptions[part]
+                    self._canaries.remove(part)
                 for part in found:
                     if part not in held:
                         held[part] = Supervisor({f"listener of {part.node.address}": self._subscription(part).run})
@@ -229,10 +230,6 @@ class Listener:
                 cause=self._cause,
             )
         return made
-
-    def _drop(self, part: Part) -> None:
-        del self._subscriptions[part]
-        self._canaries.remove(part)
 
     def _missed(self, part: Part, cause: str) -> None:
         """Expiries may have been missed: look for everything that is due there, and for bare keys."""

@@ -10,14 +10,11 @@ from timers.core import shapes
 from timers.core.durations import FromNow, parse_bound
 from timers.core.fields import PrefixPattern, StrictModel, is_own
 from timers.core.model import Status, Timer
-from timers.core.spec import TAG_LIMIT_CHARACTERS
+from timers.core.spec import TAG_LIMIT_CHARACTERS, TAGS_LIMIT, is_tag
 from timers.errors import InvalidInput
 
 Visible = Callable[[str], bool]
 """Whether a prefix may be seen."""
-
-TAGS_LIMIT: Final = 16
-"""As many as a timer can have."""
 
 
 def _checked_statuses(value: object) -> tuple[Status, ...]:
@@ -29,7 +26,7 @@ def _checked_statuses(value: object) -> tuple[Status, ...]:
 
 def _checked_tags(value: object) -> tuple[str, ...]:
     tags = _listed(value)
-    if 1 <= len(tags) <= TAGS_LIMIT and all(_is_tag(tag) for tag in tags):
+    if 1 <= len(tags) <= TAGS_LIMIT and all(isinstance(tag, str) and is_tag(tag) for tag in tags):
         return tuple(dict.fromkeys(tags))
     rule = f"1 to {TAG_LIMIT_CHARACTERS} printable characters, or up to {TAGS_LIMIT} such tags"
     raise InvalidInput.of("", value, rule)
@@ -38,10 +35,6 @@ def _checked_tags(value: object) -> tuple[str, ...]:
 def _listed(value: object) -> Sequence[Any]:
     """One or several, as several."""
     return value if isinstance(value, list | tuple) else [value]
-
-
-def _is_tag(tag: object) -> bool:
-    return isinstance(tag, str) and 1 <= len(tag) <= TAG_LIMIT_CHARACTERS and tag.isprintable()
 
 
 Statuses = Annotated[tuple[Status, ...], PlainValidator(_checked_statuses), WithJsonSchema(shapes.STATUSES)]

@@ -23,9 +23,6 @@ from timers.store.servers.connections import Connections, Scripts
 from timers.store.servers.durability import WaitLevel, Writer, Written
 from timers.store.servers.slots import Slots, slot_of
 
-DEFAULT_SHARDS: Final = 64
-"""Enough to spread the timers evenly over many primaries; a shard cannot be divided."""
-
 _NO_KEY: Final = frozenset(("ACL", "CLIENT", "CLUSTER", "CONFIG", "INFO", "PING", "PUBLISH", "SCRIPT", "TIME"))
 _SCRIPTS: Final = frozenset(("EVAL", "EVALSHA"))
 _MOST_PRIMARIES: Final = 1024
@@ -84,14 +81,6 @@ class ClusterConnections(Connections):
     async def refresh(self) -> None:
         """See Connections."""
         await self.slots.refresh()
-
-    @property
-    def default_shards(self) -> int:
-        """See Connections."""
-        return DEFAULT_SHARDS
-
-    async def check_form(self) -> None:
-        """Nothing: whoever is asked for the slots says whether this is a cluster."""
 
     def dial(self) -> AbstractConnection:
         """A connection to one of the primaries. See Connections."""

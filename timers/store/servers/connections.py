@@ -25,7 +25,6 @@ from timers.store.cooperative import shared
 from timers.store.servers.durability import CLOSED, WAIT_MS, Command, DurableWriter, WaitLevel, Writer
 
 POOL_SIZE: Final = 32
-DEFAULT_SHARDS: Final = 1
 ONE_NODE: Final = "TIMERS_REDIS_URL names one node of a cluster; use redis+cluster://HOST:PORT (or rediss+cluster://)"
 SLOT_MOVES: Final = "hash slot {} is being moved to another node of the cluster"
 A_SENTINEL: Final = (
@@ -232,13 +231,10 @@ class Connections:
         """The one of `nodes` that holds a key."""
         return self
 
-    @property
-    def default_shards(self) -> int:
-        """The number of shards of a db for which nobody asks for another."""
-        return DEFAULT_SHARDS
-
     async def check_form(self) -> None:
         """Raise ConfigurationError if this is one node of a cluster: it has only a part of a db."""
+        if self.is_spread:  # whoever was asked for the slots has said whether this is a cluster
+            return
         with suppress(ResponseError):  # the user may not ask
             if not (await self.commands.info("cluster"))["cluster_enabled"]:
                 return

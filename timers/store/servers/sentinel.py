@@ -148,10 +148,7 @@ class Sentinels:
         """Watch, unless that is done already."""
         if self._watch is None or self._watch.done():
             self._said, self._troubles, self._news = {}, {}, asyncio.Event()
-            self._watch = asyncio.create_task(self._watch_all(), name="timers.sentinels")
-
-    async def _watch_all(self) -> None:
-        await side_by_side(map(self._watch_one, self.places))
+            self._watch = asyncio.create_task(side_by_side(map(self._watch_one, self.places)), name="timers.sentinels")
 
     async def _watch_one(self, place: Address) -> None:
         while True:
@@ -163,7 +160,8 @@ class Sentinels:
 
     async def _stay(self, place: Address) -> None:
         """Ask a Sentinel at once, at each event that it tells of, and each POLL_SECONDS, until it does not answer."""
-        asked, events, asks = self.client(place), self._dial(place), asyncio.Event()
+        asked, asks = self.client(place), asyncio.Event()
+        events = dial(asked.connection_pool)
         try:
             self._hear(place, await self._ask(asked, place))
             await events.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
@@ -181,9 +179,6 @@ class Sentinels:
         finally:
             await events.disconnect(nowait=True)
             await asked.aclose(close_connection_pool=True)
-
-    def _dial(self, place: Address) -> AbstractConnection:
-        return dial(self.client(place).connection_pool)
 
     async def facts(self, redis: Redis, place: Address) -> Mapping[str, str]:
         """The fields of `SENTINEL MASTER`. Raises ConnectionError if it knows none of this name, or is no Sentinel."""

@@ -231,7 +231,9 @@ class Slots:
             info, ranges = await asyncio.gather(ask("CLUSTER", "INFO"), ask("CLUSTER", "SLOTS"))
         except ResponseError as error:
             if any(said in str(error) for said in _NO_CLUSTER):
-                raise ConfigurationError(_is_no_cluster(self._url, address)) from error
+                plain = redacted(_at_address(self._url, address))
+                said = f"TIMERS_REDIS_URL: {address} is not a node of a cluster; for a single server use {plain}"
+                raise ConfigurationError(said) from error
             raise
         return b"cluster_state:ok" in info, ranges
 
@@ -297,8 +299,3 @@ def _at_address(url: str, address: str) -> str:
     parts, _ = split_hosts(url)
     scheme, netloc = parts.scheme.removesuffix("+cluster"), parts.netloc.removesuffix("-") + address
     return parts._replace(scheme=scheme, netloc=netloc).geturl()
-
-
-def _is_no_cluster(url: str, address: str) -> str:
-    plain = redacted(_at_address(url, address))
-    return f"TIMERS_REDIS_URL: {address} is not a node of a cluster; for a single server use {plain}"
