@@ -30,33 +30,26 @@ subscription is not flooded. Otherwise the next one follows at once: bare keys t
 
 _log = get_logger("timers.listener")
 
-Handlers = Mapping[str, Callable[..., None]]
-"""What to do with each notification, by what it is."""
-
 
 class Subscription:
-    def __init__(
-        self,
-        pod: Pod,
-        canary: Canary,
-        handlers: Handlers,
-        *,
-        sweep: Callable[[str], None],
-        missed: Callable[[str], None],
-        confirmed: Callable[[], None],
-        cause: str,
-    ) -> None:
-        """`sweep` is called once events cannot be heard, `missed` once some may have been lost, both with why: `cause`
-        before this has been `confirmed` for the first time."""
-        self._pod, self._canary, self._gap_cause = pod, canary, cause
-        self._sweep, self._missed, self._confirmed = sweep, missed, confirmed
+    """The subscription at one server. Its listener looks for what may have been missed."""
+
+    def __init__(self, pod: Pod, canary: Canary, listener: "Listener") -> None:
+        self._pod, self._canary, self._listener = pod, canary, listener
+        self._gap_cause = listener.cause
         self.flags = "not checked yet"
         """What is known of the server's notification flags."""
         self._confirmed_at = 0.0
         self._gap_at: float | None = None
         self._delivered = False
         self._old: asyncio.Task[None] | None = None
-        self._handlers: Handlers = {**handlers, "canary": canary.heard, "subscribed": self._subscribed}
+        self._handlers: Mapping[str, Callable[..., None]] = {
+            **listener.handlers,
+            "bare": partial(listener.bare_expired, canary),
+            "canary": canary.heard,
+            "subscribed": self._subscribed,
+        }
+        """What to do with each notification, by what it is."""
 
     async def run(self) -> None:
         """Subscribe again and again, as long as each subscription is confirmed before it breaks. In between, the sweep
@@ -72,7 +65,7 @@ class Subscription:
             finally:
                 self._gap_at = self._gap_at or time.monotonic()
                 self._canary.subscribed = False
-                self._sweep(self._gap_cause)
+                self._listener.sweep(self._canary.part, self._gap_cause)
             if time.monotonic() - self._confirmed_at < STEADY_SECONDS:
                 await asyncio.sleep(AGAIN_SECONDS)
 
@@ -90,7 +83,7 @@ class Subscription:
                     self._old, self._gap_at = subscription, time.monotonic()
                     subscription = self._subscribe()
                 self._delivered = False
-                self._missed(self._gap_cause)
+                self._listener.missed(self._canary.part, self._gap_cause)
                 self._canary.judge_soon()
         finally:
             self._old, ended = None, [task for task in (subscription, self._old) if task is not None]
@@ -129,9 +122,9 @@ class Subscription:
         self._pod.observer.count("subscriptions")
         self._pod.observer.count("subscription_gap_seconds", by=gap_seconds)
         self._canary.resubscribed(at_ms)
-        self._missed(self._gap_cause)
+        self._listener.missed(self._canary.part, self._gap_cause)
         self._gap_cause = "sweep-gap"
-        self._confirmed()
+        self._listener.confirmed()
 
     def handle(self, what: str, *said: Any) -> None:
         self._delivered = True
@@ -153,8 +146,9 @@ class Listener:
         self._pod, self._intake, self._sweeper = pod, intake, sweeper
         self._peers, self._canaries, self._bare = peers, canaries, bare
         self._subscriptions: dict[Part, Subscription] = {}
-        self._cause = "sweep-start"
-        self._handlers: Handlers = {
+        self.cause = "sweep-start"
+        """Why a new subscription looks for everything that is due."""
+        self.handlers: Mapping[str, Callable[..., None]] = {
             "triggers": self._triggers,
             "lease": self._lease_expired,
             "wake": sweeper.wake,
@@ -219,29 +213,25 @@ class Listener:
     def _subscription(self, part: Part) -> Subscription:
         made = self._subscriptions.get(part)
         if made is None:
-            canary = self._canaries.add(part)
-            made = self._subscriptions[part] = Subscription(
-                self._pod,
-                canary,
-                {**self._handlers, "bare": partial(self._bare_expired, canary)},
-                sweep=partial(self._sweeper.sweep_everything, part.shards),
-                missed=partial(self._missed, part),
-                confirmed=self._confirmed,
-                cause=self._cause,
-            )
+            made = self._subscriptions[part] = Subscription(self._pod, self._canaries.add(part), self)
         return made
 
-    def _missed(self, part: Part, cause: str) -> None:
-        """Expiries may have been missed: look for everything that is due there, and for bare keys."""
+    def sweep(self, part: Part, cause: str) -> None:
+        """Events cannot be heard: look for everything that is due there."""
         self._sweeper.sweep_everything(part.shards, cause)
+
+    def missed(self, part: Part, cause: str) -> None:
+        """Expiries may have been missed: look for everything that is due there, and for bare keys."""
+        self.sweep(part, cause)
         if self._bare is not None:
             self._bare.scan_now()
 
-    def _confirmed(self) -> None:
-        self._cause = "sweep-gap"
+    def confirmed(self) -> None:
+        """A subscription was confirmed: this may be another server, or the same without its newest data."""
+        self.cause = "sweep-gap"
         self._peers.beat_soon()
 
-    def _bare_expired(self, canary: Canary, prefix: str, timer_id: str) -> None:
+    def bare_expired(self, canary: Canary, prefix: str, timer_id: str) -> None:
         """Also announce a key for a processor whose pods are gone: its timer is due and waits for them."""
         shard = self._pod.store.shard_of(prefix, timer_id)
         is_unserved = self._peers.owner(prefix) is not None and not self._peers.serve(shard, prefix)
