@@ -18,6 +18,7 @@ from timers.client.fleet import Declared
 from timers.core.model import Timer
 from timers.errors import NoProcessor
 from timers.processor import Context, Processor, processor
+from timers.store.filters import Visible
 
 _HERE: Final = Path(__file__).parent
 _ROOT: Final = _HERE.parent.parent
@@ -39,7 +40,9 @@ class Ran:
 class _Anything(Declared):
     """A registry that has a processor for every prefix."""
 
-    async def refusal(self, prefix: str, asked_at: float | None = None) -> NoProcessor | None:
+    async def refusal(
+        self, prefix: str, visible: Visible | None = None, asked_at: float | None = None
+    ) -> NoProcessor | None:
         return None
 
 

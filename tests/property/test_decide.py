@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.unit.deciding import claimed
 from tests.unit.samples import START_MS, a_timer
-from timers.core.decide import CATCH_UP_LIMIT, Transition, decide, exhausted, first_slot, missed, start
+from timers.core.cron import next_after
+from timers.core.decide import CATCH_UP_LIMIT, Transition, decide, exhausted, missed, start
 from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS, parse_interval, parse_ms
 from timers.core.model import Progress, Status, Timer
 from timers.core.outcome import UNSET, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
@@ -73,8 +74,9 @@ def new_timers(draw: st.DrawFn) -> NewTimer:
 
 def planned(new: NewTimer) -> Timer:
     """A timer in its first run."""
-    cron = new.repeat is not None and new.repeat.cron is not None and new.delay is None
-    due_ms = first_slot(new.repeat, START_MS) if cron and new.repeat is not None else START_MS
+    due_ms, repeat = START_MS, new.repeat
+    if repeat is not None and repeat.cron is not None and new.delay is None:
+        due_ms = next_after(START_MS, repeat.cron, repeat.timezone)
     progress = Progress() if new.repeat is None else start(due_ms)
     return a_timer(due_ms=due_ms, spec=new.spec(), progress=progress)
 

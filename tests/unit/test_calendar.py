@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.unit.samples import START_MS, a_timer, at
+from timers.client.planning import plan
 from timers.core import decide
-from timers.core.decide import CATCH_UP_LIMIT, first_slot, next_occurrence, start
+from timers.core.decide import CATCH_UP_LIMIT, next_occurrence, start
 from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Duration, format_time
 from timers.core.model import Progress, Timer
-from timers.core.policies import Repeat
+from timers.core.spec import NewTimer
 
 GRACE = {"grace": "10m"}
 
@@ -168,13 +169,10 @@ class TestMonths:
 
 class TestCron:
     def test_plans_its_own_first_time_strictly_after_now(self) -> None:
-        repeat = Repeat.parse({"cron": "0 9 * * MON-FRI", "timezone": "Europe/Berlin"})
-        assert format_time(first_slot(repeat, START_MS)) == "2026-11-23T08:00:00.000Z"
-        assert first_slot(repeat, at("08:00:00", "2026-11-23")) == at("08:00:00", "2026-11-24")
-
-    def test_an_interval_has_no_first_time(self) -> None:
-        with pytest.raises(ValueError, match="only a cron"):
-            first_slot(Repeat.parse({"every": "1d"}), START_MS)
+        new = NewTimer.parse({"prefix": "note", "repeat": {"cron": "0 9 * * MON-FRI", "timezone": "Europe/Berlin"}})
+        first_ms = at("08:00:00", "2026-11-23")
+        assert plan(new, START_MS).due == f"@{first_ms}"
+        assert plan(new, first_ms).due == f"@{at('08:00:00', '2026-11-24')}"
 
     def test_goes_from_slot_to_slot_in_its_zone(self) -> None:
         timer = repeating("2026-10-23T07:00:00Z", cron="0 9 * * MON-FRI", timezone="Europe/Berlin")

@@ -110,8 +110,6 @@ class TimerClient(Timers):
             return self
         client = copy(self)
         client._by, client._quota, client._visible = by, quota, visible
-        if client._store is not None:
-            client._declared = client._declared.seen_by(visible)
         return client
 
     async def _changing(self, prefix: str, id: str) -> tuple[Store, str]:
@@ -152,11 +150,7 @@ class TimerClient(Timers):
         return client
 
     def _use(self, store: Store) -> Store:
-        self._store, self._feed, self._declared = (
-            store,
-            Feed(partial(changes, store)),
-            Declared(store).seen_by(self._visible),
-        )
+        self._store, self._feed, self._declared = store, Feed(partial(changes, store)), Declared(store)
         self._quotas = Quotas(store, edit_lock_ms=self._edit_lock_ms)
         arm: ArmAll = self._quotas.arm
         together = ARM_LIMIT
@@ -206,7 +200,7 @@ class TimerClient(Timers):
             check_traceparent(traceparent)
         store = await self._open()
         try:
-            refused = await self._declared.refusal(new.prefix)
+            refused = await self._declared.refusal(new.prefix, self._visible)
         except Unavailable as away:
             refused = (await self._refusals_without_redis([new.prefix], away)).get(new.prefix)
         if refused is not None:
@@ -222,7 +216,7 @@ class TimerClient(Timers):
         """As `Declared.refusals`, by what the ledger knows. Raises what Redis did if there is none."""
         if self._ledger is None:
             raise away
-        return self._declared.refusals_without_redis(prefixes, await self._ledger.declared())
+        return self._declared.refusals_without_redis(prefixes, await self._ledger.declared(), self._visible)
 
     async def _lacks(self, durability: Durability, shard: int) -> InvalidInput | None:
         """The error for a durability that this service cannot give to a shard. Replicas may come and go, so if they are
@@ -255,7 +249,7 @@ class TimerClient(Timers):
         ]
         prefixes = {p.prefix for p in planned if isinstance(p, Arming)}
         try:
-            refused = await self._declared.refusals(prefixes)
+            refused = await self._declared.refusals(prefixes, self._visible)
         except Unavailable as away:
             refused = await self._refusals_without_redis(prefixes, away)
 
@@ -475,7 +469,7 @@ class TimerClient(Timers):
         is one. Raises NotFound, and Refused while a live pod declares it."""
         store = await self._open()
         await forget_prefix(store, check_prefix(prefix))
-        self._declared = Declared(store).seen_by(self._visible)  # not as of a second ago
+        self._declared = Declared(store)  # not as of a second ago
 
     async def pods(self) -> Sequence[Member]:
         """The pods that are alive."""

@@ -3,13 +3,12 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, islice
 from math import inf
 from operator import attrgetter, itemgetter
-from typing import Final, Self, cast
+from typing import Final, cast
 
 from timers.core.answers import ByStatus, Lateness, PrefixAnswer, StatsAnswer
 from timers.core.durations import format_time
@@ -320,38 +319,34 @@ class Declared:
 
     def __init__(self, store: Store, *, fresh_seconds: float = FRESH_SECONDS) -> None:
         self._membership = Membership(store)
-        self._visible: Visible | None = None
         self._roster = CachedRead(self._read, fresh_seconds)
 
     async def _read(self) -> Roster:
         return await self._membership.declared(self._roster.last or Roster())
 
-    def seen_by(self, visible: Visible | None) -> Self:
-        """The same, for a caller whom errors tell of no other prefixes."""
-        if visible == self._visible:
-            return self
-        seen = copy(self)
-        seen._visible = visible
-        return seen
-
-    async def refusals(self, prefixes: Iterable[str]) -> dict[str, NoProcessor]:
+    async def refusals(self, prefixes: Iterable[str], visible: Visible | None = None) -> dict[str, NoProcessor]:
         """As `refusal`, for several prefixes: an error for each that has one."""
         asked_at = time.monotonic()
-        found = [(prefix, await self.refusal(prefix, asked_at)) for prefix in prefixes]
+        found = [(prefix, await self.refusal(prefix, visible, asked_at)) for prefix in prefixes]
         return {prefix: refused for prefix, refused in found if refused is not None}
 
-    async def refusal(self, prefix: str, asked_at: float | None = None) -> NoProcessor | None:
-        """An error if no processor was ever declared for the prefix. Reads the declarations again before it returns an
-        error, unless somebody did since `asked_at` (None: now). Raises Unavailable."""
+    async def refusal(
+        self, prefix: str, visible: Visible | None = None, asked_at: float | None = None
+    ) -> NoProcessor | None:
+        """An error if no processor was ever declared for the prefix; it names only `visible` ones. Reads the
+        declarations again before it returns an error, unless somebody did since `asked_at` (None: now). Raises
+        Unavailable."""
         asked_at = time.monotonic() if asked_at is None else asked_at
         if owner(prefix, (await self._roster.known()).declared) is not None:
             return None
-        return self._refusal(prefix, (await self._roster.since(asked_at)).declared)
+        return _refusal(prefix, (await self._roster.since(asked_at)).declared, visible)
 
-    def refusals_without_redis(self, prefixes: Iterable[str], others: Iterable[str]) -> dict[str, NoProcessor]:
+    def refusals_without_redis(
+        self, prefixes: Iterable[str], others: Iterable[str], visible: Visible | None = None
+    ) -> dict[str, NoProcessor]:
         """As `refusals`, by what was last known and `others` that were declared; none if nothing is known."""
         declared = {*(self._roster.last or Roster()).declared, *others}
-        found = [(prefix, self._refusal(prefix, declared)) for prefix in prefixes if declared]
+        found = [(prefix, _refusal(prefix, declared, visible)) for prefix in prefixes if declared]
         return {prefix: refused for prefix, refused in found if refused is not None}
 
     async def owner(self, prefix: str) -> str | None:
@@ -362,10 +357,11 @@ class Declared:
         """The declared prefixes of the calls of hooks, as of the last second. Raises Unavailable."""
         return [prefix for prefix in (await self._roster.known()).declared if prefix.startswith(CALLS)]
 
-    def _refusal(self, prefix: str, declared: Collection[str]) -> NoProcessor | None:
-        if owner(prefix, declared) is not None:
-            return None
-        callers = [each for each in sorted(declared) if not is_own(each)]
-        seen = [each for each in callers if self._visible is None or self._visible(each)]
-        known = shortened(seen) or ("none of this key's is declared" if callers else "no prefix was ever declared")
-        return NoProcessor(FieldError("prefix", shown(prefix), f"a prefix that a processor serves ({known})"))
+
+def _refusal(prefix: str, declared: Collection[str], visible: Visible | None) -> NoProcessor | None:
+    if owner(prefix, declared) is not None:
+        return None
+    callers = [each for each in sorted(declared) if not is_own(each)]
+    seen = [each for each in callers if visible is None or visible(each)]
+    known = shortened(seen) or ("none of this key's is declared" if callers else "no prefix was ever declared")
+    return NoProcessor(FieldError("prefix", shown(prefix), f"a prefix that a processor serves ({known})"))

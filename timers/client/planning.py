@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Final, Literal, ParamSpec, TypeVar
 
 from timers.core.calls import Armed, NewTimerFields
-from timers.core.decide import first_slot, start
+from timers.core.cron import next_after
+from timers.core.decide import start
 from timers.core.durations import Duration, format_time, parse_time, within_reach
 from timers.core.model import NO_PROGRESS, Progress, Status, Timer
 from timers.core.policies import Repeat
@@ -64,7 +65,7 @@ def plan(
 def _first_due_ms(new: NewTimer, now_ms: float) -> int:
     """The first due time of a timer that gives none itself."""
     if new.repeat is not None and new.repeat.cron is not None:
-        return first_slot(new.repeat, round(now_ms))
+        return next_after(round(now_ms), new.repeat.cron, new.repeat.timezone)
     ladder_ms = new.retry.ladder_ms if new.retry is not None else None
     if ladder_ms is None:
         raise InvalidInput.of("delay", None, "exactly one of delay and due_at")

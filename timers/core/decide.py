@@ -236,13 +236,6 @@ _Slot = tuple[int, int, bool]
 """A planned time, its step from the anchor (step 0 makes it a new anchor), and whether earlier slots were dropped."""
 
 
-def first_slot(repeat: Repeat, now_ms: int) -> int:
-    """The first planned time of a cron without a due time: strictly after `now_ms`."""
-    if repeat.cron is None:
-        raise ValueError("only a cron plans its own first time")
-    return next_after(now_ms, repeat.cron, repeat.timezone)
-
-
 def start(first_ms: int) -> Progress:
     """The progress of a cycle whose first occurrence is planned at `first_ms`."""
     return Progress(slot_ms=first_ms, anchor_ms=first_ms)
