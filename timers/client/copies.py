@@ -165,9 +165,16 @@ async def given_back(store: Store, database: Transacting, identities: Sequence[I
         await give_facts_back(store, database)
     for life in {stage.life for stage in lost.values()}:
         some = [each for each in identities if (at := lost.get(store.shard_of(*each))) and at.life == life]
-        found = await database.do(partial(rows.find, identities=some), writes=False)
-        await restore(store, restored(found.values()), cause=RESTORED, jump=JUMP, life=life)
+        await give(store, database, some, life)
     return {shard: stage.life for shard, stage in reached.items()}
+
+
+async def give(store: Store, database: Transacting, identities: Collection[Identity], life: str) -> int:
+    """Make Redis hold what the ledger has of these timers, in this life of their shards. Returns how many it lacked or
+    had older."""
+    found = await database.do(partial(rows.find, identities=identities), writes=False)
+    codes = await restore(store, restored(found.values()), cause=RESTORED, jump=JUMP, life=life)
+    return codes.count("restored")
 
 
 async def _give(store: Store, page: Sequence[Row], life: str) -> list[_Given]:

@@ -7,14 +7,14 @@ ledger. A timer that one side lacks is given to it; none is removed because the 
 The functions raise Unavailable and LedgerUnavailable.
 """
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from timers.client.copies import restored, row_of
+from timers.client.copies import give, row_of
 from timers.core.model import RESTORED
 from timers.ledger import comparing as in_sql
-from timers.ledger import facts, rows
+from timers.ledger import facts
 from timers.ledger.comparing import RowAge
 from timers.ledger.database import Database
 from timers.store import following as in_redis
@@ -68,7 +68,8 @@ async def repair(store: Store, database: Database, shard: int, suspects: Suspect
     sure = {identity: pair for identity, pair in again.items() if pair == suspects[identity]}
     older = {i: age for i, (row, age) in sure.items() if age is not None and (row is None or row.age < age)}
     lacking = {i: row for i, (row, _) in sure.items() if row is not None and i not in older}
-    given = await _give_back(store, database, [i for i, row in lacking.items() if not row.gone], life)
+    kept = [i for i, row in lacking.items() if not row.gone]
+    given = await give(store, database, kept, life) if kept else 0
     taken = await _take_away(store, {i: row.age for i, row in lacking.items() if row.gone})
     await in_redis.note(store, shard, older)
     return Drift(given + taken, len(older))
@@ -144,14 +145,6 @@ async def _newer(database: Database, shard: int, found: Iterable[Record]) -> Sus
     kept = await in_sql.ages(database, there.keys())
     pairs = {identity: (kept.get(identity), age) for identity, age in there.items()}
     return {identity: (row, age) for identity, (row, age) in pairs.items() if row is None or row.age < age}
-
-
-async def _give_back(store: Store, database: Database, identities: Collection[Identity], life: str) -> int:
-    if not identities:
-        return 0
-    found = await database.do(partial(rows.find, identities=identities), writes=False)
-    codes = await restore(store, restored(found.values()), cause=RESTORED, jump=JUMP, life=life)
-    return codes.count("restored")
 
 
 async def _take_away(store: Store, gone: Mapping[Identity, Age]) -> int:
