@@ -304,9 +304,12 @@ class BreakingChanges:
         raise self.error
 
 
-async def test_a_listener_that_joins_during_an_outage_hears_open_once_subscribed() -> None:
+async def test_a_listener_that_joins_during_an_outage_hears_open_once_subscribed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("timers.client.feed.AGAIN_SECONDS", 0)
     queries = BreakingChanges()
-    feed = Feed(queries.changes, again_seconds=0)
+    feed = Feed(queries.changes)
     first = feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await first.next() == OPEN
@@ -319,10 +322,11 @@ async def test_a_listener_that_joins_during_an_outage_hears_open_once_subscribed
     await feed.close()
 
 
-async def test_a_feed_outlives_an_error_that_nobody_expected() -> None:
+async def test_a_feed_outlives_an_error_that_nobody_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timers.client.feed.AGAIN_SECONDS", 0)
     queries = BreakingChanges()
     queries.error = RuntimeError("the cluster's topology changes")
-    feed = Feed(queries.changes, again_seconds=0)
+    feed = Feed(queries.changes)
     listener = feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await listener.next() == OPEN

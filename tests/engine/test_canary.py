@@ -11,7 +11,7 @@ import pytest
 from tests.engine.fleet import options_of, until
 from tests.engine.judging import judging
 from tests.waiting import DEADLINE_SECONDS
-from timers.engine.canary import LATE_SECONDS, Canary
+from timers.engine.canary import Canary
 from timers.engine.pod import Pod
 from timers.errors import Unavailable
 from timers.processor import Registry
@@ -27,13 +27,13 @@ X: Final = ("note", "x")
 class _Rig:
     """A canary on a fake server: the test decides when the key is gone and whether its expiry is announced."""
 
-    def __init__(self, late_seconds: float = LATE_SECONDS, **seconds: float) -> None:
+    def __init__(self, **seconds: float) -> None:
         server: Any = self
         self.connection_pool, self.connection_kwargs = self, dict[str, str]()
         self.store = Store(Connections(server, 0, server))
         given: dict[str, Any] = {"canary_every_seconds": 0.0, "deaf_seconds": 0.05, **seconds}
         pod = Pod(self.store, Registry([]), options_of(**given))
-        self.canaries, self.canary = judging(pod, life_ms=0, late_seconds=late_seconds)
+        self.canaries, self.canary = judging(pod)
         self.touches_until_gone = 1
         self.announces = True
         self.announce_after = 0.0
@@ -71,6 +71,11 @@ async def running_canary(**seconds: float) -> AsyncIterator[_Rig]:
     yield rig
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.fixture(autouse=True)
+def due_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timers.engine.canary.LIFE_MS", 0)
 
 
 @pytest.fixture
@@ -112,8 +117,9 @@ async def test_delivery_has_failed_until_an_event_arrives(rig: _Rig) -> None:
     await until(lambda: rig.canary.delivery == "ok", "events arrive again")
 
 
-async def test_an_event_that_takes_its_time_is_late() -> None:
-    async with running_canary(late_seconds=0.005, deaf_seconds=DEADLINE_SECONDS) as rig:
+async def test_an_event_that_takes_its_time_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timers.engine.canary.LATE_SECONDS", 0.005)
+    async with running_canary(deaf_seconds=DEADLINE_SECONDS) as rig:
         rig.announce_after = 0.02
         await until(lambda: rig.canary.delivery == "late", "it is late")
         assert not rig.canary.delivery_failed()

@@ -190,9 +190,10 @@ async def test_triggers_that_expire_together_are_reported_together(real: Store) 
     assert len(together) < 10
 
 
-async def test_a_silent_connection_is_asked_for_a_sign_of_life(real: Store) -> None:
+async def test_a_silent_connection_is_asked_for_a_sign_of_life(real: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timers.store.notifications.SILENCE_SECONDS", 1.0)
     heard: list[bytes | None] = []
-    quiet = subscribe(real.connections, [b"quiet"], lambda _, data: heard.append(data), silence_seconds=1.0)
+    quiet = subscribe(real.connections, [b"quiet"], lambda _, data: heard.append(data))
     stream = asyncio.create_task(quiet)
     await pinged_again(real, 2)
     assert not stream.done()
@@ -216,8 +217,11 @@ async def pings(store: Store) -> int:
     return int(stats.get("cmdstat_ping", {"calls": 0})["calls"])
 
 
-async def test_a_connection_without_a_sign_of_life_ends(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_a_connection_without_a_sign_of_life_ends(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A half-open connection: what is sent gets lost and nothing comes back."""
+    monkeypatch.setattr("timers.store.notifications.SILENCE_SECONDS", 1.0)
     path = tmp_path_factory.mktemp("hole") / "s"
 
     async def black_hole(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -235,6 +239,6 @@ async def test_a_connection_without_a_sign_of_life_ends(tmp_path_factory: pytest
         connections = connect(f"unix://{path}")
         heard: list[bytes | None] = []
         with pytest.raises(Unavailable, match="does not answer"):
-            await subscribe(connections, [b"quiet"], lambda _, data: heard.append(data), silence_seconds=1.0)
+            await subscribe(connections, [b"quiet"], lambda _, data: heard.append(data))
         assert heard == [None]
         await connections.close()

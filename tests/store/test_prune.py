@@ -110,16 +110,15 @@ PREFIXES = 1500
 """Enough for a hash table, of which a scan answers a part."""
 
 
-async def test_among_many_prefixes_no_call_looks_at_all_of_them(real: Store) -> None:
+async def test_among_many_prefixes_no_call_looks_at_all_of_them(real: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "COUNTS", 100)
     redis: Any = real.connections.commands
     await redis.hset("timers:{0}:counts", mapping={f"c p{number}": 1 for number in range(PREFIXES)})
     await redis.zadd("timers:{0}:finished:c:p7", {"a": 1})
     cursor, calls, removed, is_last = "0", 0, 0, False
     while not is_last:
         await redis.config_resetstat()
-        pruned = await upkeep.prune(
-            real, 0, retention_ms=0, retention_failed_ms=None, most=10, cursor=cursor, counts=100
-        )
+        pruned = await upkeep.prune(real, 0, retention_ms=0, retention_failed_ms=None, most=10, cursor=cursor)
         looked = (await redis.info("commandstats")).get("cmdstat_zrangebyscore", {}).get("calls", 0)
         assert looked <= 200
         calls, removed, cursor, is_last = calls + 1, removed + pruned.number, pruned.cursor, pruned.is_last

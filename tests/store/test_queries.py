@@ -42,7 +42,10 @@ async def one_of_each(store: Store) -> None:
     await cancelled(store, "off")
 
 
-async def test_the_totals_are_those_of_the_counts_however_many_prefixes_there_are(store: Store) -> None:
+async def test_the_totals_are_those_of_the_counts_however_many_prefixes_there_are(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "TOTALLED_AT_ONCE", 2)
     await one_of_each(store)
     await store.arm([arming("x", prefix=f"many-{number}", due="+3600000") for number in range(7)])
     await store.connections.commands.hset("timers:{0}:counts", mapping={"s strange": "none", "? strange": "7"})
@@ -50,7 +53,7 @@ async def test_the_totals_are_those_of_the_counts_however_many_prefixes_there_ar
     for counts in (await queries.counts(store)).values():
         for status, number in counts.items():
             whole[status] += number
-    assert await queries.totals(store, at_once=2) == whole
+    assert await queries.totals(store) == whole
     assert whole[Status.SCHEDULED] == 9
     await store.connections.commands.hdel("timers:{0}:counts", "s strange", "? strange")
 

@@ -160,8 +160,8 @@ class FeedListener:
 class Feed:
     """The changes of one db."""
 
-    def __init__(self, changes: Changes, *, again_seconds: float = AGAIN_SECONDS) -> None:
-        self._changes, self._again_seconds = changes, again_seconds
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
         self.log = deque[tuple[str, Change | None]]()
         """The newest changes with their places, oldest first; None where a subscription was confirmed."""
         self.start = self.number = self.forgotten = self._dropped = 0
@@ -282,7 +282,7 @@ class Feed:
             except Exception:  # noqa: BLE001 (listeners wait for the next subscription, whatever ended this one)
                 _log.warning("changes are not heard; subscribing again", exc_info=True)
             self._stands = False
-            await asyncio.sleep(self._again_seconds)
+            await asyncio.sleep(AGAIN_SECONDS)
 
     async def _unsubscribe(self) -> None:
         subscribing, self._subscribing, self._stands = self._subscribing, None, False

@@ -5,7 +5,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 from timers.bare.keys import Heard
 from timers.core.shapes import Delivery
@@ -32,12 +32,9 @@ COUNTED: Final = 500_000
 class Canary:
     """Arms the pod's canary key on one server, touches it when it is due, and measures how long its event takes."""
 
-    def __init__(
-        self, pod: Pod, part: Part, soon: asyncio.Event, *, life_ms: int = LIFE_MS, late_seconds: float = LATE_SECONDS
-    ) -> None:
+    def __init__(self, pod: Pod, part: Part, soon: asyncio.Event) -> None:
         """`soon` is set to have it judged at once."""
         self._pod, self.part, self._soon = pod, part, soon
-        self._life_ms, self._late_seconds = life_ms, late_seconds
         self._name, self._round = "", 0
         self._heard = asyncio.Event()
         self._failed = asyncio.Event()
@@ -100,9 +97,9 @@ class Canary:
         connections = self._pod.store.connections
         name = self._name = notifications.canary_on(connections, self.part, f"{self._pod.name}:{self._round}")
         redis = connections.commands
-        key = await notifications.set_canary(redis, name, self._life_ms)
+        key = await notifications.set_canary(redis, name, LIFE_MS)
         # Redis expires keys strictly after the deadline, so a touch may come a moment too soon.
-        await asyncio.sleep((self._life_ms + 2) / 1000)
+        await asyncio.sleep((LIFE_MS + 2) / 1000)
         touched = time.monotonic()
         while await notifications.touch_canary(redis, key):
             await asyncio.sleep(0.001)
@@ -117,7 +114,7 @@ class Canary:
         if name != self._name:
             return
         self.lag_seconds = time.monotonic() - touched
-        self.delivery = "late" if self.lag_seconds > self._late_seconds else "ok"
+        self.delivery = "late" if self.lag_seconds > LATE_SECONDS else "ok"
 
 
 class Canaries:
@@ -127,9 +124,9 @@ class Canaries:
         self._pod, self._soon = pod, asyncio.Event()
         self.by_node = dict[Connections, Canary]()
 
-    def add(self, part: Part, **given: Any) -> Canary:
-        """Begin to judge a server. `given` as to Canary."""
-        canary = self.by_node[part.node] = Canary(self._pod, part, self._soon, **given)
+    def add(self, part: Part) -> Canary:
+        """Begin to judge a server."""
+        canary = self.by_node[part.node] = Canary(self._pod, part, self._soon)
         return canary
 
     def remove(self, part: Part) -> None:
@@ -169,9 +166,6 @@ class Canaries:
         last may be that a canary's event went with them."""
         away = self._pod.away
         return [each for each in self.by_node.values() if not away.has_some_of(each.part.shards)]
-
-    def delivery_failed(self) -> bool:
-        return self.delivery == "deaf"
 
     def of_shard(self, shard: int) -> Canary | None:
         """That of the server that has the shard now; None until this pod has subscribed there for it."""

@@ -257,7 +257,7 @@ class Worker:
         problems = [f"{name}: {state}" for name, state in states.items() if not state.startswith(fine)]
         if unheard := self._canaries.unheard:
             problems.append(f"no subscription to {', '.join(unheard)}'s notifications")
-        if self._canaries.delivery_failed():
+        if self._canaries.delivery == "deaf":
             problems.append(f"notifications do not arrive, so only the sweep finds timers; {self._listener.flags}")
         if self.runner.abandoned >= self._options.concurrency:
             problems.append(

@@ -259,7 +259,6 @@ async def subscribe(
     *,
     asked: Callable[[int], None] = lambda _ms: None,
     taken: Callable[[], None] = lambda: None,
-    silence_seconds: float = SILENCE_SECONDS,
 ) -> None:
     """Subscribe and pass on messages until the connection breaks; then raise Unavailable. Never returns otherwise.
     `asked` is told the server's time just before it takes the subscriptions, and `taken` is called after all messages
@@ -291,7 +290,7 @@ async def subscribe(
             for command in _subscribing(channels):
                 await connection.send_command(*command)
             try:
-                await _watched(connection, pump(), heard, silence_seconds)
+                await _watched(connection, pump(), heard)
             except MovedError as error:
                 raise Unavailable(f"another node of the cluster has the shard now: {error}") from error
     finally:
@@ -317,16 +316,14 @@ def _subscribing(channels: Sequence[bytes]) -> Iterator[tuple[str | bytes, ...]]
         yield "SUBSCRIBE", *others
 
 
-async def _watched(
-    connection: AbstractConnection, pumping: Coroutine[Any, Any, None], heard: asyncio.Event, silence_seconds: float
-) -> None:
+async def _watched(connection: AbstractConnection, pumping: Coroutine[Any, Any, None], heard: asyncio.Event) -> None:
     """Pump, and check at intervals whether anything came: a timeout on each read would cost more than the read."""
     pump = asyncio.create_task(pumping)
     is_asked = False
     try:
         while True:
             heard.clear()
-            done, _ = await asyncio.wait({pump}, timeout=silence_seconds)
+            done, _ = await asyncio.wait({pump}, timeout=SILENCE_SECONDS)
             if done:
                 return await pump
             if is_asked and not heard.is_set():

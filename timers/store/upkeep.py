@@ -113,12 +113,11 @@ async def prune(
     retention_failed_ms: int | None,
     most: int,
     cursor: str = "0",
-    counts: int = COUNTS,
 ) -> Pruned:
-    """Remove at most `most` finished records whose retention is over, reading about `counts` counts from `cursor` on.
+    """Remove at most `most` finished records whose retention is over, reading about COUNTS counts from `cursor` on.
     `retention_failed_ms` is for failed and unhandled timers; None keeps them. Raises Unavailable."""
     failed_ms = "" if retention_failed_ms is None else retention_failed_ms
-    number, reached, failed = await store.run("prune", shard, [retention_ms, failed_ms, most, counts, cursor])
+    number, reached, failed = await store.run("prune", shard, [retention_ms, failed_ms, most, COUNTS, cursor])
     removed = [
         (keys.text(prefix), codec.STATUSES[letter.decode()], int(n), keys.text(oldest))
         for letter, prefix, n, oldest in grouped(failed, 4)
