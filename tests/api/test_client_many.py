@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from tests.members import announce, declare, declare_at
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.client import Armed, TimerClient, client_over, feed_of
-from timers.client.feed import GAP, LOG_LIMIT, OPEN, Dropped, Feed
+from timers.client.feed import LOG_LIMIT, Dropped, Feed, Gap, Open
 from timers.core.model import Status
 from timers.core.shapes import Action
 from timers.core.spec import NewTimer
@@ -244,14 +244,14 @@ async def test_changes_are_heard_from_the_opening_on(client: TimerClient, redis:
     async with asyncio.timeout(DEADLINE_SECONDS):
         async for event in client.events(prefix):
             heard.append(event)
-            if event == OPEN:
+            if event == Open():
                 await client.create("other", "x", delay="1h")
                 await client.create("test", "x", delay="1h")
                 await client.cancel("test", "x")
             if isinstance(event, Change) and event.status is Status.CANCELLED:
                 break
     assert [(e.prefix, e.status, e.note) if isinstance(e, Change) else e for e in heard] == [
-        OPEN,
+        Open(),
         ("test", Status.SCHEDULED, "created"),
         ("test", Status.CANCELLED, "cancelled"),
     ]
@@ -264,7 +264,7 @@ async def test_many_listeners_share_one_subscription_which_ends_with_the_last(
     feed = await feed_of(client)
     listeners = [feed.join() for _ in range(50)]
     async with asyncio.timeout(DEADLINE_SECONDS):
-        assert [await listener.next() for listener in listeners] == [OPEN] * 50
+        assert [await listener.next() for listener in listeners] == [Open()] * 50
         assert await redis.pubsub_numsub("timers:events:0") == [(b"timers:events:0", 1)]
         for listener in listeners:
             await feed.leave(listener)
@@ -279,9 +279,9 @@ async def test_a_broken_subscription_becomes_a_gap(client: TimerClient, redis: R
     feed = await feed_of(client)
     listener = feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
-        assert await listener.next() == OPEN
+        assert await listener.next() == Open()
         await redis.client_kill_filter(_type="pubsub")
-        assert await listener.next() == GAP
+        assert await listener.next() == Gap()
     await feed.leave(listener)
 
 
@@ -312,13 +312,13 @@ async def test_a_listener_that_joins_during_an_outage_hears_open_once_subscribed
     feed = Feed(queries.changes)
     first = feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
-        assert await first.next() == OPEN
+        assert await first.next() == Open()
         queries.breaks.set()
         await queries.broken.wait()
         second = feed.join()
         assert second.waiting(1) == []
         queries.mends.set()
-        assert [await first.next(), await second.next()] == [GAP, OPEN]
+        assert [await first.next(), await second.next()] == [Gap(), Open()]
     await feed.close()
 
 
@@ -329,10 +329,10 @@ async def test_a_feed_outlives_an_error_that_nobody_expected(monkeypatch: pytest
     feed = Feed(queries.changes)
     listener = feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
-        assert await listener.next() == OPEN
+        assert await listener.next() == Open()
         queries.breaks.set()
         queries.mends.set()
-        assert await listener.next() == GAP
+        assert await listener.next() == Gap()
         queries.sink(change(1))
         assert await listener.next() == change(1)
     await feed.close()
@@ -344,14 +344,14 @@ async def test_a_listener_without_a_wish_to_come_back_ends_nobody_elses_wait() -
     feed = Feed(queries.changes)
     listener = feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
-        assert await listener.next() == OPEN
+        assert await listener.next() == Open()
     place = feed.place
     await feed.leave(listener, linger_seconds=3600)
     page = feed.join()
     await feed.leave(page)
     queries.sink(change(1))
     back = feed.join(after=place)
-    assert back.waiting(3) == [OPEN, change(1)]
+    assert back.waiting(3) == [Open(), change(1)]
     await feed.close()
 
 
@@ -359,7 +359,7 @@ async def test_closing_a_feed_ends_its_listeners(client: TimerClient) -> None:
     feed = await feed_of(client)
     listener = feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
-        assert await listener.next() == OPEN
+        assert await listener.next() == Open()
         await feed.close()
         assert await listener.next() is None
         assert await feed.join().next() is None
@@ -381,7 +381,7 @@ async def test_a_listener_that_does_not_read_costs_nothing_and_learns_how_much_i
         return True
 
     listener = feed.join(wants if filtered else None)
-    assert await listener.next() == OPEN
+    assert await listener.next() == Open()
     for version in range(LOG_LIMIT + 7):
         queries.sink(change(version))
     assert (looked, feed.dropped) == (0, 7)
@@ -398,7 +398,7 @@ async def test_a_listener_that_takes_nothing_holds_nobody_up(client: TimerClient
     feed = Feed(partial(changes, store))
     slow, quick = feed.join(), feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
-        assert await quick.next() == OPEN
+        assert await quick.next() == Open()
         await arm(client, 2000)
         assert isinstance(await quick.next(), Change)
     assert len(slow.waiting(most=LOG_LIMIT)) > 0

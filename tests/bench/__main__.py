@@ -39,7 +39,7 @@ from tests.bench.report import Benchmark, Measured, settings_of, surroundings
 from tests.bench.stage import stage
 from tests.servers import FAMILIES
 from timers.embedded import Family
-from timers.store.store import CLUSTER_SHARDS
+from timers.store.identity import CLUSTER_SHARDS
 
 NAMES: Final = (
     "lateness",

@@ -20,7 +20,7 @@ class _Identity(DbIdentity):
     """Remembers what it is asked to mark, to look at and to count."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store.connections.commands, "", store.clock, store.shards, default=1)
+        super().__init__(store.connections, store.clock, store.shards)
         self.asked: list[tuple[list[int], list[int], list[int]]] = []
 
     async def check(self, mine: Sequence[int], others: Sequence[int] = ()) -> None:

@@ -3,7 +3,7 @@ none.
 
 Scripts publish changes while somebody listens. The newest are in one log, in which each listener has its own position:
 a slow one costs nothing, and one whose connection broke comes back to its position. A listener is told when it may have
-missed changes: `GAP` after a broken subscription, `Dropped` if they came faster than it took them.
+missed changes: `Gap` after a broken subscription, `Dropped` if they came faster than it took them.
 """
 
 import asyncio
@@ -53,8 +53,6 @@ class Dropped:
     count: int | None
 
 
-OPEN: Final = Open()
-GAP: Final = Gap()
 Event = Change | Open | Gap | Dropped
 
 Wants = Callable[[Change], bool]
@@ -204,7 +202,7 @@ class Feed:
 
     def join(self, wants: Wants | None = None, after: str | None = None) -> FeedListener:
         """Listen to the changes that are wanted, by default to all but those of the service's own timers: from now on,
-        or with a place from there on, as far as it is remembered. `OPEN` says that the subscription is confirmed, `GAP`
+        or with a place from there on, as far as it is remembered. `Open` says that the subscription is confirmed, `Gap`
         that changes since the place may be lost. The listener must `leave`."""
         listener = FeedListener(self, wants)
         if self.closed:

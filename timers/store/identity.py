@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
-from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from timers.core.answers import LossAnswer
@@ -26,6 +25,7 @@ from timers.core.clock import ServerClock
 from timers.core.durations import format_time
 from timers.errors import ConfigurationError, Moving, NewerFormat, RedisRights, TooNew, Unavailable, shown
 from timers.store import keys, scripts
+from timers.store.servers.connections import Connections
 
 SILENT_SECONDS: Final = 7
 """A pod whose last sign of life is older than this counts as gone."""
@@ -44,6 +44,10 @@ no pods, and to go back to the earlier version."""
 GRACE_MS: Final = 10_000
 """How long after the db was raised records are still written as before. A pod that started meanwhile and cannot read
 the new format notices at its next sign of life, and ends."""
+
+SHARDS, CLUSTER_SHARDS = 1, 64
+"""Those of a db for which nobody asks for another number. On a cluster they are enough to spread the timers evenly over
+many primaries; a shard cannot be divided."""
 
 LEAVING: Final = "leaving"
 COPYING: Final = "copying"
@@ -140,11 +144,11 @@ class DbIdentity:
     """The db as this process knows it. `epoch` is empty until somebody has made one; until then the number of shards is
     what was asked for, or the `default`. `pinned` is the number that this process insists on; None accepts any."""
 
-    def __init__(self, redis: Redis, wake: str, clock: ServerClock, shards: int | None, *, default: int) -> None:
-        self._redis, self._wake, self._clock = redis, wake, clock
+    def __init__(self, connections: Connections, clock: ServerClock, shards: int | None) -> None:
+        self._redis, self._wake, self._clock = connections.commands, connections.wake, clock
         self.pinned = shards
-        self.default = default
-        self.shards = shards or default
+        self.default = CLUSTER_SHARDS if connections.is_spread else SHARDS
+        self.shards = shards or self.default
         self.epoch = ""
         self.form = self._before = 1
         self._raised_ms = 0

@@ -16,14 +16,13 @@ from pydantic import ConfigDict, PlainValidator, StringConstraints, TypeAdapter,
 from timers.core import shapes
 from timers.core.fields import encode
 from timers.core.model import Status, Timer
+from timers.core.shapes import PAGE_LIMIT
 from timers.errors import InvalidInput
 from timers.store import codec, keys, queries
 from timers.store.cooperative import cooperatively
 from timers.store.filters import Filter
 from timers.store.scripts import Argument, grouped
 from timers.store.store import Store
-
-PAGE_LIMIT: Final = shapes.PAGE_LIMIT
 
 LIST_LIMIT: Final = 100
 """Timers on a page if the caller gives no limit."""

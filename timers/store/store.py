@@ -26,10 +26,6 @@ fast subscriber not to be cut off."""
 ARM_LIMIT: Final = 125
 """Timers armed by one script call, so that it does not hold the server up."""
 
-SHARDS, CLUSTER_SHARDS = 1, 64
-"""Those of a db for which nobody asks for another number. On a cluster they are enough to spread the timers evenly over
-many primaries; a shard cannot be divided."""
-
 FOUNDING_TRIES: Final = 5
 """The first try founds shards in which no timer was ever made; more are for a db that is emptied meanwhile."""
 
@@ -128,8 +124,7 @@ class Store:
         self.confirmed: Callable[[str, bool, int], None] = lambda _durability, _reached, _timers: None
         """Called after writes that waited for more than Redis, with what for, whether it came in time, and how many
         timers they wrote."""
-        default = CLUSTER_SHARDS if self._is_spread else SHARDS
-        self.identity = DbIdentity(connections.commands, self._wake, self.clock, shards, default=default)
+        self.identity = DbIdentity(connections, self.clock, shards)
         self.refusals = Refusals(connections.user)
 
     @property
