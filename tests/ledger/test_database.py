@@ -100,6 +100,27 @@ async def test_no_thread_outlives_the_close_of_a_database_that_could_not_be_open
     other.close()
 
 
+async def test_a_commit_that_fails_stands_in_nobodys_way(tmp_path: Path) -> None:
+    """SQLite keeps the transaction open then, as where the disk is full."""
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    await database.upgrade()
+    async with database.engine.connect() as connection:  # the only one
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        await driver.execute_fetchall("PRAGMA foreign_keys = ON")
+    async with database.transaction() as connection:
+        await connection.execute(text("CREATE TABLE late (a INTEGER PRIMARY KEY)"))
+        deferred = "CREATE TABLE early (a INTEGER REFERENCES late (a) DEFERRABLE INITIALLY DEFERRED)"
+        await connection.execute(text(deferred))
+
+    for _ in range(2):
+        with pytest.raises(LedgerUnavailable, match="FOREIGN KEY constraint failed"):
+            await database.do(lambda connection: connection.execute(text("INSERT INTO early VALUES (1)")))
+    await database.do(lambda connection: connection.execute(text("INSERT INTO late VALUES (1)")))
+    assert await database.do(lambda connection: connection.scalar(text("SELECT count(*) FROM early"))) == 0
+    assert database.trouble is None
+    await database.close()
+
+
 async def test_sqlite_writes_to_the_disk_before_a_commit_returns(tmp_path: Path) -> None:
     database = Database(f"sqlite+aiosqlite:///{tmp_path}/x.db")
     async with database.transaction() as connection:

@@ -280,7 +280,6 @@ def _engine(url: str, threads: WeakSet[Thread], file: OpenFile) -> AsyncEngine:
                 connect_args={"timeout": BUSY_SECONDS, "factory": partial(_open_sqlite, threads, file)},
                 pool_size=1,
                 max_overflow=0,
-                pool_reset_on_return=None,  # a turn of its thread for each transaction, which has ended by then
             )
             event.listen(engine.sync_engine, "begin", _begin_sqlite)
             return engine
