@@ -33,7 +33,8 @@ class Away:
             if not self.note(shard, error):
                 raise
             return False
-        return self.note(shard, None)
+        self.note(shard, None)
+        return True
 
     def note(self, shard: int, error: Unavailable | None) -> bool:
         """Note why a shard cannot be reached, or that it can. False if the db has no other server."""
