@@ -156,10 +156,12 @@ async def test_a_processor_learns_whether_the_timer_is_new(timer_lab: TimerLab) 
     assert [(each.how, each.timer.key) for each in armed] == [("created", "remind:a"), ("kept", "remind:a")]
 
 
-def test_what_is_no_processor_is_named(timer_lab: TimerLab) -> None:
+async def test_what_is_no_processor_is_named(timer_lab: TimerLab) -> None:
     def remind(timer: Timer, context: BlockingContext) -> None: ...
 
-    with pytest.raises(TypeError, match=r"remind.* is neither a processor \(is @processor missing\?\)"):
+    with pytest.raises(TypeError, match=r"remind.* is not a processor; is @processor missing"):
+        await call(remind)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"remind.* is neither a processor nor a module"):
         timer_lab.add(remind)  # type: ignore[arg-type]
 
 

@@ -109,7 +109,7 @@ BAD = [
     ({"repeat": {"every": "1d", "until": "2027-01-01"}}, "repeat.until", "'2027-01-01'", TIME),
     ({"repeat": {"every": "1d", "until": False}}, "repeat.until", "false", TIME),
     ({"repeat": {"every": "1d", "mode": "rate"}}, "repeat.mode", "'rate'", "'fixed_rate' or 'fixed_delay'"),
-    ({"repeat": {"every": "1d", "jitter": 1}}, "repeat.jitter", "1", "a known field"),
+    ({"repeat": {"every": "1d", "jitter": 1}}, "repeat.jitter", "1", "one of the fields every, cron"),
     # retry
     ({"retry": "often"}, "retry", "'often'", "an object"),
     ({"retry": {"max_attempts": 0}}, "retry.max_attempts", "0", "greater than or equal to 1"),
@@ -128,7 +128,7 @@ BAD = [
     ),
     ({"retry": {"cap": -1}}, "retry.cap", "-1", DURATION),
     ({"retry": {"jitter": 1}}, "retry.jitter", "1", "true or false"),
-    ({"retry": {"delay": 1}}, "retry.delay", "1", "a known field"),
+    ({"retry": {"delay": 1}}, "retry.delay", "1", "one of the fields max_attempts, backoff"),
     # missed, timeout, if_exists
     ({"missed": "never"}, "missed", "'never'", MISSED),
     ({"missed": None}, "missed", "nothing", MISSED),
@@ -159,9 +159,9 @@ BAD = [
     ({"metadata": {"a": "b" * 513}}, "metadata", None, METADATA),
     ({"metadata": {str(n): "" for n in range(33)}}, "metadata", None, METADATA),
     # names
-    ({"dely": "1h"}, "dely", "'1h'", "a known field"),
-    ({"status": "scheduled"}, "status", "'scheduled'", "a known field"),
-    ({"ladder_first": True}, "ladder_first", "true", "a known field"),
+    ({"dely": "1h"}, "dely", "'1h'", "one of the fields delay, due_at"),
+    ({"status": "scheduled"}, "status", "'scheduled'", "one of the fields delay, due_at"),
+    ({"ladder_first": True}, "ladder_first", "true", "one of the fields delay, due_at"),
 ]
 
 

@@ -2,9 +2,9 @@
 fields, and the values that several models and calls take. Also which prefix serves which."""
 
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import from_json, to_json
@@ -28,7 +28,7 @@ class StrictModel(BaseModel):
             # Not `model_validate`, which takes a tenth longer.
             return cls.__pydantic_validator__.validate_python(value)  # type: ignore[no-any-return]  # untyped there
         except ValidationError as error:
-            found = invalid_input(error)
+            found = invalid_input(error, cls)
         named = {each.field for each in found.errors}
         more = cls._contradictions(value) if isinstance(value, Mapping) else []
         raise InvalidInput([*found.errors, *(each for each in more if each.field not in named)])
@@ -47,7 +47,6 @@ class StrictModel(BaseModel):
 
 
 _ACCEPTED: Final = {
-    "extra_forbidden": "a known field",
     "model_type": "an object",
     "dict_type": "an object",
     "tuple_type": "a list",
@@ -56,8 +55,21 @@ _ACCEPTED: Final = {
 """Pydantic's words for Python types, in the words of JSON."""
 
 
-def invalid_input(error: ValidationError) -> InvalidInput:
-    """Turn a pydantic error into one of this project's."""
+def one_of(names: Iterable[str]) -> str:
+    """The rule that a field's name breaks that is none of these."""
+    return f"one of the fields {', '.join(names)}"
+
+
+def _fields_at(model: Any, path: Iterable[int | str]) -> Iterable[str]:
+    """The names of a model's fields, or of those of the model that lies in it at this path."""
+    for name in path:
+        kind = model.model_fields[name].annotation
+        model = next(each for each in (kind, *get_args(kind)) if hasattr(each, "model_fields"))
+    return model.model_fields  # type: ignore[no-any-return]
+
+
+def invalid_input(error: ValidationError, model: type[BaseModel] | None = None) -> InvalidInput:
+    """Turn a pydantic error, of this model if it was one, into one of this project's."""
     found: list[FieldError] = []
     for item in error.errors(include_url=False):
         cause = item.get("ctx", {}).get("error")
@@ -66,6 +78,8 @@ def invalid_input(error: ValidationError) -> InvalidInput:
             found += cause.under(path).errors if path else cause.errors
         elif item["type"] == "missing":
             found.append(FieldError(path, NOTHING, "a value, because the field is required"))
+        elif item["type"] == "extra_forbidden":
+            found.append(FieldError(path, shown(item["input"]), one_of(_fields_at(model, item["loc"][:-1]))))
         else:
             accepted = _ACCEPTED.get(item["type"], item["msg"].removeprefix("Input should be "))
             found.append(FieldError(path, shown(item["input"]), accepted))

@@ -22,6 +22,7 @@ from timers.core.fields import (
     check_traceparent,
     decode,
     encode,
+    one_of,
 )
 from timers.core.policies import MissedInput, Repeat, RetryPolicy
 from timers.core.shapes import FOR_REPEATS
@@ -253,10 +254,10 @@ def check_request(prefix: object, id: object, action: str, fields: Mapping[str, 
     if action not in ACTIONS:
         raise InvalidInput.of("action", action, f"one of {', '.join(ACTIONS)}")
     if action not in ("reschedule", "change"):
-        _refuse(fields, fields.keys())
+        _refuse(fields, fields.keys(), f"no field, because {action} takes none")
         return Request(action)
     if action == "reschedule":
-        _refuse(fields, fields.keys() - _DUE)
+        _refuse(fields, fields.keys() - _DUE, one_of(sorted(_DUE)))
         if len(fields) != 1:
             raise InvalidInput.of("delay", fields.get("delay"), "exactly one of delay and due_at")
     change = TimerChange.parse(fields)
@@ -277,7 +278,7 @@ def read_request(prefix: object, id: object, action: str, body: str) -> Request:
 
 
 def _create(prefix: object, id: object, fields: Mapping[str, Any]) -> Request:
-    _refuse(fields, fields.keys() & {"prefix", "id"})
+    _refuse(fields, fields.keys() & {"prefix", "id"}, "no such field here, because the request names it already")
     given = {"prefix": prefix, "id": id, **fields}
     trace = given.pop("traceparent", None)
     traceparent, new = both(lambda: trace if trace is None else check_traceparent(trace), lambda: NewTimer.parse(given))
@@ -286,7 +287,7 @@ def _create(prefix: object, id: object, fields: Mapping[str, Any]) -> Request:
     return Request("create", new, traceparent=traceparent)
 
 
-def _refuse(fields: Mapping[str, Any], names: Container[str]) -> None:
-    unknown = [name for name in fields if name in names]
-    if unknown:
-        raise InvalidInput([FieldError(name, shown(fields[name]), "a known field") for name in unknown])
+def _refuse(fields: Mapping[str, Any], names: Container[str], accepted: str) -> None:
+    refused = [name for name in fields if name in names]
+    if refused:
+        raise InvalidInput([FieldError(name, shown(fields[name]), accepted) for name in refused])

@@ -46,6 +46,8 @@ async def call(
     and InvalidInput for a payload that is no JSON; the processor gets what JSON makes of it.
     `prefix` is the processor's own by default; `state` is what its lifespan would give. `context.timers` refuses every
     call."""
+    if not isinstance(processor, Processor):
+        raise TypeError(f"{processor!r} is not a processor; is @processor missing?")
     refusing: Any = create_autospec(TimerCalls, instance=True)
     for refused in (refusing.create, refusing.arm, refusing.get, refusing.cancel):
         refused.side_effect = AssertionError("context.timers needs a lab: see timers.testing.TimerLab")

@@ -181,7 +181,7 @@ class TimerLab:
             raise RuntimeError("a run is in progress; add processors before it starts")
         for given in processors:
             if not isinstance(given, Processor | ModuleType):
-                raise TypeError(f"{given!r} is neither a processor (is @processor missing?) nor a module of them")
+                raise TypeError(f"{given!r} is neither a processor nor a module of them; is @processor missing?")
             for found in (
                 in_module(given, f"the module {given.__name__}") if isinstance(given, ModuleType) else (given,)
             ):
