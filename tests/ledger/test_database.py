@@ -54,6 +54,12 @@ async def test_tables_of_a_later_version_are_refused_and_left_alone(database: Da
         await database.upgrade()
 
 
+def test_an_sqlite_that_takes_too_few_parameters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 31, 1))
+    with pytest.raises(ConfigurationError, match=r"expected 3\.32 or later"):
+        Database("sqlite+aiosqlite:///ledger.db")
+
+
 async def test_psycopg_and_a_missing_driver() -> None:
     database = Database(postgres.new_database("psycopg"))
     await database.upgrade()

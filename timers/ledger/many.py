@@ -1,33 +1,36 @@
 """Owns statements that write or read many rows at once, in one step of the database.
 
-SQLite's driver gives the interpreter's lock away for each row, and its thread hands over to the event loop several
-times a statement. Where the loop has work, and other processes the cores, each of these waits for its turn: a thousand
-rows took a hundred times as long as one value that has them all, and other writers waited meanwhile.
+SQLite's driver gives the interpreter's lock away for each row that it reads or that `executemany` writes, and its
+thread hands over to the event loop several times a statement. Where the loop has work, and other processes the cores,
+each of these waits for its turn: a thousand rows took a hundred times as long as in one step, and other writers waited
+meanwhile. So a statement writes all its rows, and reads them in one value.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from timers.core.fields import decode, encode
+from timers.core.fields import decode
 
 Statement = sa.Insert | sa.Select[Any]
 
-_ROWS: Final = "rows"
-_NAMED: Final = sqlite.dialect(paramstyle="named")
+_ROWS: Final = "rows_given"
+"""Stands in a statement for the rows that SQLite is given with it."""
 
 
 def rows_given(dialect: str, fields: Mapping[str, type]) -> sa.FromClause:
-    """The rows that a statement is given: a list of lists in JSON, or an array for each column, so that the statement
+    """The rows that a statement is given: values on SQLite; elsewhere an array for each column, so that the statement
     is the same for any number of rows."""
     if dialect == "sqlite":
-        each = sa.func.json_each(sa.bindparam(_ROWS, type_=sa.Text)).table_valued("value")
-        parts = [sa.func.json_extract(each.c.value, f"$[{place}]").label(name) for place, name in enumerate(fields)]
-        return sa.select(*parts).subquery()
+        parts: list[sa.Label[Any]] = [
+            sa.literal_column(f"column{place}").label(name) for place, name in enumerate(fields, 1)
+        ]
+        return sa.select(*parts).select_from(sa.table(_ROWS)).subquery()
     arrays = [
         sa.cast(sa.bindparam(name), postgresql.ARRAY(sa.BigInteger if kind is int else sa.Text))
         for name, kind in fields.items()
@@ -36,11 +39,16 @@ def rows_given(dialect: str, fields: Mapping[str, type]) -> sa.FromClause:
 
 
 async def execute(connection: AsyncConnection, statement: Statement, rows: Sequence[Any]) -> Sequence[Any]:
-    """Execute a constant statement with `rows_given`, named tuples of its fields. Returns what it returns."""
+    """Execute a constant statement with `rows_given`, named tuples of its fields; it changes nothing more if one of
+    them comes again. Returns what it returns."""
     if connection.dialect.name == "sqlite":
-        text, parameters = _compiled(statement)
         driver: Any = (await connection.get_raw_connection()).driver_connection
-        found: Sequence[Any] = await driver.execute_fetchall(text, {**parameters, _ROWS: encode(rows)})
+        # Of few lengths, because a statement costs more to prepare than to execute.
+        length = 1 << (len(rows) - 1).bit_length()
+        filled = [*rows, *[rows[-1]] * (length - len(rows))]
+        found: Sequence[Any] = await driver.execute_fetchall(
+            _with_rows(statement, length, len(rows[0])), [*chain.from_iterable(filled)]
+        )
         return found
     arrays = dict(zip(rows[0]._fields, map(list, zip(*rows, strict=True)), strict=True))
     done = await connection.execute(statement, arrays)
@@ -65,7 +73,11 @@ def of_json(value: str) -> list[tuple[Any, ...]]:
     return [*map(tuple, decode(value))]
 
 
+def _with_rows(statement: Statement, rows: int, columns: int) -> str:
+    row = f"({', '.join('?' * columns)})"
+    return _compiled(statement).replace(_ROWS, f"(VALUES {', '.join([row] * rows)})")
+
+
 @cache
-def _compiled(statement: Statement) -> tuple[str, Mapping[str, Any]]:
-    compiled = statement.compile(dialect=_NAMED)
-    return str(compiled), compiled.params
+def _compiled(statement: Statement) -> str:
+    return str(statement.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True}))
