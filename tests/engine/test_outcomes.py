@@ -382,8 +382,8 @@ async def test_a_result_that_cannot_be_kept_makes_no_run_happen_again(fleet: Fle
 
     calls = Calls(act=act)
     await fleet.pod(calls)
-    await fleet.client.create("note", "x", delay=0)
     with capture_logs() as logs:
+        await fleet.client.create("note", "x", delay=0)
         timer = await fleet.completed("x")
     assert (timer.result, calls.attempts, timer.failures) == (None, [1], 0)
     assert timer.history[0].note.startswith(f"sent; its result was not kept: {why}")
