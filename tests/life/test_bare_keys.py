@@ -124,7 +124,8 @@ class TestChanges:
     async def test_a_key_set_again_with_a_shorter_life_fires_when_that_is_over(self, fleet: Fleet) -> None:
         """Without a payload: nobody has read what it was, and what it was before would be the wrong message."""
         calls = Calls()
-        await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
+        pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
+        await until(pod.hears, "it hears")
         await fleet.redis.set("note:x", '{"n":1}', px=HOUR_MS)
         await adopted(fleet, "x")
         await fleet.redis.set("note:x", '{"n":2}', px=1)
