@@ -130,10 +130,15 @@ class OwnDatabase(Database):
 
         event.listen(self.engine.sync_engine, "connect", opened)
 
-    async def abort(self) -> None:
-        """End the connections as those of a dead process, which gives none back to its pool."""
+    def forget(self) -> None:
+        """Expect no connection back that is in use, as a dead process gives none back to its pool."""
         for record in self._records:
-            record.fairy_ref = None
+            if record.fairy_ref is not None and (used := record.fairy_ref()) is not None:
+                used._finalizer.detach()
+
+    async def abort(self) -> None:
+        """End the connections as those of a dead process."""
+        self.forget()
         for connection in self._opened:
             driver = connection.driver_connection
             if self.dialect == "sqlite":
@@ -187,11 +192,13 @@ class Pod:
     async def kill(self) -> None:
         """End as under SIGKILL: nothing is finished, handed back or signed off."""
         await self.worker.supervisors[-1].stop()  # what extends leases has its own loop
+        if self.ledger is not None:
+            self.ledger.forget()
         await self._tasks.kill()
-        self.worker.runner.close()
-        await self.store.connections.close()
         if self.ledger is not None:
             await self.ledger.abort()
+        self.worker.runner.close()
+        await self.store.connections.close()
 
 
 class Fleet:
