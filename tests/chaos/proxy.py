@@ -15,7 +15,7 @@ from hiredis import Reader
 from timers.store import scripts
 
 _CHUNK: Final = 1 << 16
-_PATIENCE_S: Final = 2.0
+PATIENCE_S: Final = 2.0
 """How long to wait for a script to be called."""
 
 Moment = Literal["before", "lost", "after"]
@@ -48,13 +48,13 @@ class Proxy:
         """How long each reply takes besides."""
         self.url = ""
 
-    def lose_reply(self, script: str, *, at_least: int = 0, patience_s: float = _PATIENCE_S) -> asyncio.Task[int]:
+    def lose_reply(self, script: str, *, at_least: int = 0, patience_s: float = PATIENCE_S) -> asyncio.Task[int]:
         """Loses the next reply to a script, of at least so many bytes, and closes its caller's connection. Returns the
         reply's size in bytes; 0 if none came in time."""
         return self.catch(script, "lost", at_least=at_least, patience_s=patience_s)
 
     def catch(
-        self, script: str, moment: Moment, *, at_least: int = 0, patience_s: float = _PATIENCE_S
+        self, script: str, moment: Moment, *, at_least: int = 0, patience_s: float = PATIENCE_S
     ) -> asyncio.Task[int]:
         """Stops at a moment of the next call of a script, and closes its caller's connection there unless it is over.
         Returns the size of the call, or of its reply, in bytes; 0 if none came in time."""
@@ -127,7 +127,6 @@ class _Link:
         self._proxy, self._reader, self._writer = proxy, reader, writer
         self._requests, self._replies = Reader(), Reader()
         self._asked = deque[bytes]()
-        self._size = 0
 
     async def serve(self, upstream: Path) -> None:
         """Pass bytes until either side closes or an order is carried out."""
@@ -165,16 +164,22 @@ class _Link:
             if self._proxy.delay_s:
                 await asyncio.sleep(self._proxy.delay_s)
             self._replies.feed(data)
-            self._size += len(data)
             over = None
-            while self._replies.gets() is not False:
-                if self._asked and (order := self._proxy.taken(self._asked.popleft(), self._size, "lost", "after")):
+            while (reply := self._replies.gets()) is not False:
+                size = _size_of(reply)
+                if self._asked and (order := self._proxy.taken(self._asked.popleft(), size, "lost", "after")):
                     if order.moment == "lost":
-                        order.done.set_result(max(1, self._size))  # of one that shares its bytes with another: it came
+                        order.done.set_result(size)
                         return
                     over = order
-                self._size = 0
             self._writer.write(data)
             await self._writer.drain()
             if over is not None:
                 over.done.set_result(len(data))
+
+
+def _size_of(reply: object) -> int:
+    """The bytes that a reply says, without those that tell where each of its values ends."""
+    if isinstance(reply, list):
+        return 1 + sum(map(_size_of, reply))
+    return len(reply) if isinstance(reply, bytes) else 1

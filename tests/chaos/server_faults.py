@@ -8,7 +8,7 @@ from pathlib import Path
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
 
-from tests.chaos.proxy import Proxy
+from tests.chaos.proxy import PATIENCE_S, Proxy
 from tests.chaos.server import Server
 from tests.chaos.timeline import ALL, EVERY_POD
 from tests.chaos.witness import FaultKind, Witness
@@ -96,10 +96,12 @@ async def restart(witness: Witness, server: Server, *, down_s: float) -> None:
     witness.fault_off(fault, f"pid {before} killed, pid {server.pid} in its place" if server.pid != before else "")
 
 
-async def lose_reply(witness: Witness, proxy: Proxy, script: str, *, at_least: int = 0) -> None:
+async def lose_reply(
+    witness: Witness, proxy: Proxy, script: str, *, at_least: int = 0, patience_s: float = PATIENCE_S
+) -> None:
     """Lose the next reply to a script, after the server has run it."""
     fault = witness.fault_on(FaultKind.DISCONNECT, EVERY_POD)
-    lost = await proxy.lose_reply(script, at_least=at_least)
+    lost = await proxy.lose_reply(script, at_least=at_least, patience_s=patience_s)
     witness.fault_off(fault, f"{lost} bytes lost that answered {script}" if lost else "")
 
 
