@@ -76,6 +76,24 @@ async def test_a_flushed_db_is_loud_on_every_pod_until_it_is_acknowledged(fleet:
     await until(lambda: not any(pod.store.identity.losses for pod in pods), "the pods are content")
 
 
+async def test_a_second_loss_does_not_hide_the_first(fleet: Fleet) -> None:
+    """For example a server without persistence that restarts twice: what it loses then is an empty db."""
+    pods = await three(fleet, Calls())
+    await fleet.client.create("note", "x", delay="1h")
+    await known(pods, 1)
+    await fleet.redis.flushdb()
+    first = [await losses(pod) for pod in pods]
+    epochs = [pod.store.identity.epoch for pod in pods]
+    await fleet.redis.flushdb()
+    await pods[0].client.stats()  # reads the empty db
+    await until(lambda: not {pod.store.identity.epoch for pod in pods}.intersection(epochs), "the pods have noticed")
+    for pod, (before,) in zip(pods, first, strict=True):
+        (loss,) = await losses(pod)
+        assert (loss.from_ms <= before.from_ms, loss.to_ms > before.to_ms, loss.timers) == (True, True, 1)
+    await fleet.client.acknowledge_losses()
+    await until(lambda: not any(pod.store.identity.losses for pod in pods), "the pods are content")
+
+
 async def test_a_flushed_db_takes_timers_again_and_runs_them(fleet: Fleet) -> None:
     calls = Calls()
     pods = await three(fleet, calls)

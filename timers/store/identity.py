@@ -192,7 +192,8 @@ class DbIdentity:
         under which timers were armed is left to `check`. Raises ConfigurationError if the db cannot be used: it has
         another number of shards or a newer format, or cannot be read."""
         meta = await self._change("look")
-        self.losses, self.foreign = ({}, "") if meta is None else (meta.losses, meta.foreign)
+        if meta is not None:
+            self.losses, self.foreign = meta.losses, meta.foreign
         self.moving = None if meta is None else meta.moving
         if self.armed and (meta is None or meta.epoch != self.epoch):
             return
@@ -284,10 +285,14 @@ class DbIdentity:
 
     async def renew(self) -> None:
         """Unless our epoch is in the db, adopt the epoch that another pod has made, or make one with the same number of
-        shards. Raises ConfigurationError if the db now has another number of shards and ours is pinned."""
+        shards. The losses that nobody had acknowledged went with the db, so the new one covers them. Raises
+        ConfigurationError if the db now has another number of shards and ours is pinned."""
         armed, closed = ("1" if flag else "" for flag in (self.armed, self.closed))
-        known = (self.epoch, _fresh(), str(self.form), str(self.shards), armed, closed, str(self._seen_ms))
-        meta = await self._change("renew", *known, str(sum(self.timers.values())))
+        losses = self.losses.values()
+        since_ms = min([self._seen_ms, *(loss.from_ms for loss in losses)])
+        timers = max([sum(self.timers.values()), *(loss.timers for loss in losses)])
+        known = (self.epoch, _fresh(), str(self.form), str(self.shards), armed, closed, str(since_ms), str(timers))
+        meta = await self._change("renew", *known)
         if meta is None or meta.epoch != self.epoch:
             self.checkpoints.clear()
             self.timers.clear()
