@@ -157,9 +157,12 @@ def export_all(
 
 def _since(text: str) -> int:
     try:
-        return parse_bound(text)
+        bound = parse_bound(text)
     except InvalidInput as error:
         raise error.under("--since") from None
+    if isinstance(bound, FromNow) and bound > 0:  # a backup of nothing
+        raise InvalidInput.of("--since", text, f"a time that has passed, such as -{text.removeprefix('+')}")
+    return bound
 
 
 @app.command("import")
