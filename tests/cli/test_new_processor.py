@@ -65,7 +65,7 @@ def test_any_prefix_that_can_be_a_module_gives_a_project(bare: CommandLine, pref
 
 @pytest.mark.parametrize("name", ["Upper", "2fast", "json", "pytest", "class", "timers-mine", "../up", "ends-"])
 def test_a_name_that_cannot_be_both_prefix_and_module_is_refused(bare: CommandLine, name: str) -> None:
-    assert repr(name) in bare("new-processor", name).refusal(2)
+    assert f"NAME: {name!r}" in bare("new-processor", name).refusal(2)
     assert not list(Path().iterdir())
 
 

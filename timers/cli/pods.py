@@ -174,7 +174,7 @@ def new_processor(
     name: Annotated[str, typer.Argument(help="The prefix that the processor serves, and the new folder's name.")],
 ) -> None:
     """Write a starter plugin package: a processor, its entry point, a test and a README."""
-    check_prefix(name)
+    check_prefix(name, "NAME")
     folder = Path(name)
     if folder.exists():
         raise Refused(f"{folder} already exists; give another name, or remove it")
