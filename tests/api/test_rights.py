@@ -155,7 +155,8 @@ async def assert_untouched(api: Api) -> None:
 async def test_a_create_elsewhere_is_refused_whatever_the_body_says(guarded: Api) -> None:
     write = bearer(SECRETS["write"])
     body = {"prefix": OTHER, "id": "one", "delay": "1h", "if_exists": "replace"}
-    (await guarded.call("POST", "/v1/timers", body, headers=write)).problem(404, "timer-not-found")
+    refused = (await guarded.call("POST", "/v1/timers", body, headers=write)).problem(404, "timer-not-found")
+    assert refused["detail"] == f"there is nothing of the prefix '{OTHER}' that this caller may touch"
     for extra in ({"rights": ["write"]}, {"key": "x"}, {"scope": "*"}):
         assert (await guarded.call("POST", "/v1/timers", {**body, **extra}, headers=write)).status == 422
     await assert_untouched(guarded)

@@ -124,7 +124,7 @@ def require_visible(request: web.Request, prefix: str) -> None:
 
 def nothing_of(prefix: str) -> NotFound:
     """The error for a prefix that the request may not touch."""
-    return NotFound(f"there is nothing of the prefix {shown(prefix)}")
+    return NotFound(f"there is nothing of the prefix {shown(prefix)} that this caller may touch")
 
 
 _log = get_logger("timers.api")
