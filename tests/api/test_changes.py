@@ -39,6 +39,14 @@ async def test_a_patch_moves_the_due_time(api: Api, redis: Redis) -> None:
     assert 7_190_000 < await redis.pttl("test:{0}:one") < 7_200_100
 
 
+async def test_patches_at_the_same_time_without_a_condition_are_all_made(api: Api) -> None:
+    await api.create()
+    fields = [{"payload": number} if number % 2 else {"metadata": {"n": str(number)}} for number in range(30)]
+    replies = await asyncio.gather(*(api.call("PATCH", ONE, each) for each in fields))
+    assert [reply.status for reply in replies] == [200] * len(fields)
+    assert sorted(reply.body["version"] for reply in replies) == [*range(2, len(fields) + 2)]
+
+
 async def test_a_payload_can_be_set_to_null(api: Api) -> None:
     await api.create(payload=1)
     assert (await api.call("PATCH", ONE, {"payload": None})).body["payload"] is None

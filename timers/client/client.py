@@ -67,9 +67,6 @@ _TRANSACTION_LIMIT: Final = 2 * ARM_LIMIT
 
 _log = get_logger("timers.client")
 
-_CHANGE_TRIES: Final = 10
-"""A change reads, edits and compares versions. It gives up after this many other writers in a row."""
-
 
 class TimerClient(Timers):
     """Timers of one db. Safe to share within an event loop; close it, or use it as an async context manager.
@@ -326,8 +323,7 @@ class TimerClient(Timers):
             raise InvalidInput.of("", {}, f"at least one of {', '.join(TimerChange.model_fields)}")
         check_callers_prefix(prefix)
         store, life = await self._changing(prefix, id)
-        tries = _CHANGE_TRIES if version is None else 1
-        while True:
+        while True:  # until nobody else has changed it between the read and the write
             current, due_ms = await self.get(prefix, id), own_due_ms(change, store.clock.now_ms())
             answer = await store.reschedule(
                 prefix,
@@ -340,8 +336,7 @@ class TimerClient(Timers):
                 cause=encode_act("rescheduled" if due_ms is not None else "changed", self._by),
                 life=life,
             )
-            tries -= 1
-            if answer.code != "version" or not tries:
+            if answer.code != "version" or version is not None:
                 return await self._done("change", answer, prefix, id, life)
 
     async def reschedule(
