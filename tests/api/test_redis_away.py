@@ -200,12 +200,13 @@ async def test_a_create_that_a_full_redis_refused_does_not_say_that_it_may_have_
     ("method", "path", "body"),
     [
         ("POST", "/v1/timers", TIMER),
+        ("POST", "/v1/timers", {**TIMER, "durability": "fsync"}),
         ("POST", "/v1/timers/batch", {"timers": [TIMER]}),
         ("PATCH", "/v1/timers/test/before", {"delay": "2h"}),
         ("DELETE", "/v1/timers/test/before?purge=true", None),
         ("POST", "/v1/timers/actions", {"action": "cancel", "filter": {"prefix": "test"}}),
     ],
-    ids=["create", "batch", "change", "purge", "action"],
+    ids=["create", "durable create", "batch", "change", "purge", "action"],
 )
 async def test_a_redis_that_refuses_connections_got_nothing(tmp_path: Path, method: str, path: str, body: Any) -> None:
     server = await start_server("redis", tmp_path)

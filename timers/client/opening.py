@@ -94,7 +94,7 @@ async def lacking(store: Store, *, has_ledger: bool, root: str = "") -> Mapping[
 
 
 async def _lacks(store: Store, level: WaitLevel, root: str) -> str:
-    with reachable():
+    with reachable(alone=True):
         return await store.connections.durable(level).lacks(root)
 
 
