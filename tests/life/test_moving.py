@@ -261,7 +261,14 @@ async def test_an_adopted_key_still_rules_its_timer(fleet: Fleet, target: Fleet)
     await move(fleet, target)
     there = Calls()
     await target.pod(there, adopt_every_ms=50, **OURS)
-    await target.redis.set("note:bare", "2", px=500)
+    await target.redis.set("note:bare", "2", px=7_200_000)
+
+    async def follows() -> bool:
+        timer = await target.client.get("note", "bare")
+        return timer.payload == 2 and timer.due_ms == await target.redis.pexpiretime("note:bare")
+
+    await eventually(follows, "the timer is as the key is now")
+    await target.client.fire("note", "bare")
     await target.completed("bare")
     assert [timer.payload for timer in there.timers] == [2]
 
