@@ -76,7 +76,7 @@ GAUGES: Final[Mapping[str, tuple[str, ...]]] = {
     "timers_abandoned": ("Plain functions still running in threads after their runs ended",),
     "timers_claim_wait_seconds": ("Wait of the longest-waiting due queue for a claim by this pod",),
     "timers_newer_format": ("Timers seen lately that only a later version can read",),
-    "timers_ledger_up": ("1 while this pod's last access to the ledger's database worked",),
+    "timers_ledger_up": ("1 while the ledger's database answers this pod and lets it write",),
     "timers_ledger_waiting": ("Changes that this pod has yet to copy to the ledger",),
     "timers_ledger_lag_seconds": ("Age of the oldest change that the ledger may lack",),
     "timers_ledger_share": ("Share of this pod's shards that was restored from the ledger and copied to it, 0 to 1",),

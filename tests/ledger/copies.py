@@ -1,8 +1,10 @@
 """Compares the ledger with Redis."""
 
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from tests.waiting import eventually
 from timers.client.copies import row_of
@@ -12,6 +14,26 @@ from timers.ledger.schema import PURGED, timers
 from timers.store import keys
 from timers.store.following import LEDGER, server_of, stages
 from timers.store.store import Store
+
+
+@asynccontextmanager
+async def read_only(database: Database) -> AsyncIterator[None]:
+    """The database lets this process read and not write, as many do while their disk is full."""
+    mode = f"ALTER DATABASE {database.engine.url.database} SET default_transaction_read_only ="
+    on, off = ["PRAGMA query_only = 1"], ["PRAGMA query_only = 0"]
+    if database.dialect == "postgresql":
+        on, off = [f"{mode} on"], ["SET TRANSACTION READ WRITE", f"{mode} off"]
+    await _change(database, on)
+    yield
+    await _change(database, off)
+
+
+async def _change(database: Database, statements: Iterable[str]) -> None:
+    async with database.transaction(writes=False) as connection:
+        for statement in statements:
+            await connection.execute(text(statement))
+    if database.dialect == "postgresql":
+        await database.engine.dispose()  # the change is for new connections
 
 
 async def in_ledger(database: Database) -> dict[str, Row]:

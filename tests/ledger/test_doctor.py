@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.engine.fleet import Calls, Fleet
-from tests.ledger.copies import agreed, say
+from tests.ledger.copies import agreed, read_only, say
 from tests.waiting import eventually
 from timers.client import copies
 from timers.doctor import ledger as ledger_check
@@ -45,6 +45,14 @@ async def test_a_database_that_is_away_or_without_tables_fails(fleet: Fleet, led
     assert (check.level, check.repair) == ("fail", "`timers db upgrade`")
     assert "no tables of the ledger yet" in check.said
     await empty.close()
+
+
+async def test_a_database_that_only_lets_itself_be_read_fails(fleet: Fleet, database: Database) -> None:
+    async with read_only(database):
+        check = await check_of(fleet, database)
+    assert check.level == "fail"
+    assert check.said.startswith("the ledger is not available: ")
+    assert "let it be written" in (check.repair or "")
 
 
 async def test_shards_that_do_not_agree_yet_are_named(sharded: Fleet, database: Database) -> None:

@@ -11,7 +11,7 @@ from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.engine.fleet import Fleet
 from tests.engine.own import OwnServer
-from tests.ledger.copies import in_ledger, say
+from tests.ledger.copies import in_ledger, read_only, say
 from tests.ledger.hurry import hurried
 from tests.waiting import eventually
 from timers.ledger import database as database_module
@@ -96,6 +96,26 @@ async def test_a_pod_without_a_worker_tells_whether_it_can_use_the_ledger(
                 return bool(said) and await told(api) == {"timers_ledger_up": 0}
 
             await eventually(noticed, "it tells though nobody asks it for anything")
+
+        async def well() -> bool:
+            return not await warnings(api) and (await told(api))["timers_ledger_up"] == 1
+
+        await eventually(well, "it is well again")
+
+
+async def test_a_database_that_only_lets_itself_be_read_is_told(
+    fleet: Fleet, database: Database, ledger_url: str
+) -> None:
+    assert database.dialect
+    async with running_api(fleet.url, [done], ledger=ledger_url) as api:
+        assert api.client.ledger is not None
+        async with read_only(api.client.ledger):
+
+            async def noticed() -> bool:
+                said = await warnings(api)
+                return bool(said) and await told(api) == {"timers_ledger_up": 0, "timers_inbox_seconds": 0}
+
+            await eventually(noticed, "it tells though it can read the inbox")
 
         async def well() -> bool:
             return not await warnings(api) and (await told(api))["timers_ledger_up"] == 1

@@ -33,6 +33,7 @@ async def check_ledger(store: Store, database: Database) -> Check:
         if state.problem is not None:
             repair = "`timers db upgrade`" if state.is_old else "upgrade the pods"
             return Check("ledger", "fail", f"its database cannot be used: {state.problem}", _NOT_ARMED, repair)
+        await database.ping()
         repaired, refused = await _repaired(store, database), await _refused(database)
         reached = await stages(store, range(store.shards))
         waiting, oldest_ms = await behind(store)
@@ -42,7 +43,7 @@ async def check_ledger(store: Store, database: Database) -> Check:
             for what in ((RESTORE.what, REBUILD, CHECK), (COPY.what,))
         ]
     except LedgerUnavailable as error:
-        repair = "start its database, or correct TIMERS_LEDGER_URL; the pods continue automatically"
+        repair = "start its database, let it be written, or correct TIMERS_LEDGER_URL; the pods continue automatically"
         return Check("ledger", "fail", str(error), _NOT_ARMED, repair)
     given, late = "some of their timers may not be in Redis yet, and will run late", oldest_ms > LATE_MS
     said = f"{waiting} changes wait, the oldest for {oldest_ms // 1000} s or more"

@@ -20,7 +20,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, event, make_url, select
+from sqlalchemy import Connection, event, false, make_url, update
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -28,7 +28,7 @@ from timers.errors import ConfigurationError, LedgerUnavailable
 from timers.ledger.facts import has_keys
 from timers.ledger.file import OpenFile
 from timers.ledger.inbox import set_notify, waited_ms
-from timers.ledger.schema import VERSION_TABLE
+from timers.ledger.schema import VERSION_TABLE, timers
 from timers.logs import request_id
 from timers.setting_values import LEDGER_URL
 
@@ -128,7 +128,8 @@ class Database:
 
     @property
     def trouble(self) -> str | None:
-        """Why the last access did not work, or that one has had no answer for long; None if all is well."""
+        """Why an access did not work, if none that writes has worked since, or that one has had no answer for long.
+        None if all is well."""
         waited = time.monotonic() - min((began for began, _ in self._under_way), default=inf)
         return f"{_AWAY}: no answer for {waited:.0f} s" if waited > BUSY_SECONDS else self._failed
 
@@ -172,7 +173,8 @@ class Database:
                         await self._reopen()
                     async with self.engine.execution_options(writes=writes).begin() as connection:
                         yield connection
-            self._failed = None
+            if writes:  # it may be read while nothing can be written
+                self._failed = None
         except LedgerUnavailable as error:
             self._failed = str(error)
             raise
@@ -214,8 +216,9 @@ class Database:
             return await connection.run_sync(call)
 
     async def ping(self) -> None:
-        """Make sure that the database answers."""
-        await self.do(lambda connection: connection.execute(select(1)))
+        """Make sure that the database answers and lets timers be written: many keep answering while they are set to
+        read-only, such as when their disk is full."""
+        await self.do(lambda connection: connection.execute(update(timers).values(shard=0).where(false())))
 
     async def inbox_seconds(self) -> float:
         """How long the first row of the inbox has waited; 0 if there is none."""
