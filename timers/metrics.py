@@ -63,6 +63,7 @@ HISTOGRAMS: Final[Mapping[str, tuple[Sequence[float], str, *tuple[str, ...]]]] =
 
 GAUGES: Final[Mapping[str, tuple[str, ...]]] = {
     "timers_redis_up": ("1 while this pod can read this server, which is one of a cluster's primaries", "server"),
+    "timers_redis_full": ("1 while a server is at its maxmemory and takes no new timers",),
     "timers_timers": ("Timers in the db", "prefix", "status"),
     "timers_retrying": ("Scheduled timers whose last attempt failed", "prefix"),
     "timers_retrying_seconds": ("How long the first of these timers has failed", "prefix"),
@@ -97,7 +98,7 @@ Labels = tuple[str, ...]
 Figures = Mapping[str, Mapping[Labels, float]]
 """Gauges by name and labels."""
 
-_UNKNOWN: Final = ("timers_overdue_seconds", "timers_outbox_entries", "timers_outbox_seconds")
+_UNKNOWN: Final = ("timers_redis_full", "timers_overdue_seconds", "timers_outbox_entries", "timers_outbox_seconds")
 """Gauges without labels that only Redis knows."""
 
 _ABSENT: Final = (

@@ -75,6 +75,7 @@ class Stage:
         )
         self._url, self._job = f"{api.server.url}/metrics", "timers-worker" if works else "timers-api"
         await self.tells("timers_notifications_ok 1.0" if works else "timers_redis_up.* 1.0")
+        await self.tells("timers_ready 1.0")
         return api.client
 
     async def new_ledger(self) -> str:
@@ -145,6 +146,27 @@ async def redis_down(stage: Stage) -> AsyncIterator[None]:
     stage.server = await start_server("redis", stage.folder)
     await grant(stage.fleet.redis, 0)
     await stage.tells("timers_redis_up.* 1.0")
+
+
+async def redis_full(stage: Stage) -> AsyncIterator[None]:
+    await stage.start()
+    yield
+    await stage.fleet.redis.config_set("maxmemory", 1)
+    await stage.tells("timers_redis_full 1.0")
+    yield
+    await stage.fleet.redis.config_set("maxmemory", 0)
+    await stage.tells("timers_redis_full 0.0")
+
+
+async def not_ready(stage: Stage) -> AsyncIterator[None]:
+    """Redis takes no writes, and nothing is due."""
+    await stage.start()
+    yield
+    await stage.fleet.redis.config_set("min-replicas-to-write", 1)
+    await stage.tells("timers_ready 0.0")
+    yield
+    await stage.fleet.redis.config_set("min-replicas-to-write", 0)
+    await stage.tells("timers_ready 1.0")
 
 
 async def overdue(stage: Stage) -> AsyncIterator[None]:
@@ -396,6 +418,8 @@ async def not_durable(stage: Stage) -> AsyncIterator[None]:
 TROUBLES: Final[Mapping[str, Callable[[Stage], AsyncIterator[None]]]] = {
     "TimersNoWorker": no_worker,
     "TimersRedisDown": redis_down,
+    "TimersRedisFull": redis_full,
+    "TimersNotReady": not_ready,
     "TimersOverdue": overdue,
     "TimersUncovered": uncovered,
     "TimersDataLost": data_lost,
@@ -433,6 +457,7 @@ def test_there_is_a_trouble_for_each_alert() -> None:
 @pytest.mark.parametrize("alert", TROUBLES)
 async def test_the_alert_rings_in_its_trouble_and_ends_with_it(alert: str, stage: Stage, tmp_path: Path) -> None:
     scrapes = [await stage.scrape() async for _ in TROUBLES[alert](stage)]
+    await stage.tells("timers_ready 1.0")
     scrapes.append(await stage.scrape())
     expected = {alert, *ALSO.get(alert, ())}
     replay(tmp_path, stage.gauges, scrapes, {"9m50s": set(), "39m30s": expected, "99m": set()}, BUSY - expected)

@@ -24,6 +24,7 @@ from timers.logs import get_logger
 from timers.metrics import CONTENT_TYPE, Figures, Metrics
 from timers.store.cooperative import CachedRead, cooperatively
 from timers.store.scripts import FULL
+from timers.store.servers.connections import Connections
 from timers.store.store import Store
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class HealthRoutes:
         losses, dropped = len(self._client.losses), self._client.events_dropped
         waited, nodes = _within(COUNTS_SECONDS, self._inbox), self._connections.nodes
         figures, inbox_seconds, away = await asyncio.gather(
-            _db_figures(self._client), waited, away_from(self._connections, COUNTS_SECONDS)
+            _db_figures(self._client, self._connections), waited, away_from(self._connections, COUNTS_SECONDS)
         )
         has_all = figures is not None
         text = self._metrics.render(
@@ -197,7 +198,7 @@ async def _within(seconds: float, told: CachedRead[T] | None) -> T | None:
     return None
 
 
-async def _db_figures(client: TimerClient) -> Figures | None:
+async def _db_figures(client: TimerClient, connections: Connections) -> Figures | None:
     """The gauges of what Redis tells, by declared prefix. None while Redis is down or frozen, which is when people look
     at a pod most."""
     found = defaultdict[str, Counter[Status]](Counter)
@@ -212,6 +213,7 @@ async def _db_figures(client: TimerClient) -> Figures | None:
                 label = await _label(client, prefix)
                 failing_ms[label] = max(ms, failing_ms.get(label, 0))
             unserved = Counter([await _label(client, prefix) for prefix in fleet.unserved.prefixes])
+            is_full = await any_full(connections)
     except (Unavailable, TimeoutError):
         return None
     numbers = [(prefix, status, n) for prefix, counted in found.items() for status, n in counted.items()]
@@ -222,6 +224,7 @@ async def _db_figures(client: TimerClient) -> Figures | None:
         "timers_retrying_seconds": {(prefix,): ms / 1000 for prefix, ms in failing_ms.items()},
         "timers_uncovered_shards": {(str(shard),): 1 for shard in fleet.unserved.shards},
         "timers_uncovered_prefixes": {(prefix,): n for prefix, n in unserved.items()},
+        "timers_redis_full": {(): is_full},
         "timers_overdue_seconds": {(): fleet.overdue_ms("ready") / 1000},
         "timers_outbox_entries": {(): posted_entries},
         "timers_outbox_seconds": {(): posted_ms / 1000},
