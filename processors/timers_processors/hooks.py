@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -103,11 +105,11 @@ def as_text(data: Mapping[str, Any]) -> str:
 
 async def _execute(path: str, timer: Timer, _context: Context[Any]) -> Done:
     """Run the command with the alarm on its standard input, without the service's settings in its environment. It must
-    exit with 0."""
+    exit with 0. If it does not end in time, it is killed with all that it has started."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TIMERS_")}
     quiet = asyncio.subprocess.DEVNULL
     command = await asyncio.create_subprocess_exec(
-        path, stdin=asyncio.subprocess.PIPE, stdout=quiet, stderr=quiet, env=environ
+        path, stdin=asyncio.subprocess.PIPE, stdout=quiet, stderr=quiet, env=environ, start_new_session=True
     )
     try:
         async with asyncio.timeout(EXEC_SECONDS):
@@ -116,7 +118,8 @@ async def _execute(path: str, timer: Timer, _context: Context[Any]) -> Done:
         raise Retry(f"{path} did not end within {EXEC_SECONDS:g} s") from None
     finally:
         if command.returncode is None:
-            command.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(command.pid, signal.SIGKILL)
             await command.wait()
     if command.returncode != 0:
         raise Retry(f"{path} ended with {command.returncode}")

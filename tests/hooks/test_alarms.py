@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +22,7 @@ from timers.core.model import Timer
 from timers.processor import Context
 from timers.settings import Settings
 from timers.store import alarms, keys
+from timers.testing import call
 from timers_processors.hooks import processors
 from timers_processors.webhook import WebHooks
 
@@ -201,6 +204,27 @@ async def test_a_command_gets_the_alarm_and_none_of_the_settings_and_is_tried_ag
     assert call.last_error["reason"] == f"{command} ended with 3"
     assert any('"text":"1 timer failed"' in body.read_text() for body in tmp_path.glob("body.*"))
     assert "secret" not in (tmp_path / "env").read_text()
+
+
+async def test_a_command_that_does_not_end_leaves_nothing_running(tmp_path: Path) -> None:
+    """What it has started holds a pipe open until it is gone."""
+    pipe, command = tmp_path / "pipe", tmp_path / "tell"
+    os.mkfifo(pipe)
+    command.write_text(f"#!/bin/sh\nsleep 600 >{pipe} &\nwait\n")
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    (tell,) = processors(WebHooks(settings(alarms=f"exec:{command}")))
+    telling = asyncio.create_task(call(tell, payload={"body": {}}))
+    with await asyncio.to_thread(pipe.open) as reader:
+        os.set_blocking(reader.fileno(), False)
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+
+        async def is_closed() -> bool:
+            with suppress(BlockingIOError):
+                return os.read(reader.fileno(), 1) == b""
+            return False
+
+        await eventually(is_closed, "nobody has the pipe")
 
 
 async def test_timers_that_nobody_serves_are_an_alarm_of_their_own(fleet: Fleet) -> None:
