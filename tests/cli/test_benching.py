@@ -46,8 +46,9 @@ def test_bench_gives_its_figures_as_json(start: Start, server: EmbeddedServer, r
 
 
 @pytest.mark.usefixtures("timers")
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_a_bench_that_is_interrupted_cleans_up_as_well(
-    start: Start, server: EmbeddedServer, redis: Redis
+    sent: signal.Signals, start: Start, server: EmbeddedServer, redis: Redis
 ) -> None:
     """A receiver that wants to hear of every timer got no call either."""
     everything = "arctfux * timers.hook-1"
@@ -59,7 +60,7 @@ async def test_a_bench_that_is_interrupted_cleans_up_as_well(
         return any("-spread" in key for key in redis.hkeys("timers:{0}:counts"))
 
     await eventually(spread, "timers are armed over ten minutes")
-    bench.signal(signal.SIGINT)
+    bench.signal(sent)
     ended = bench.end()
     assert ended.code != 0
     assert "timers removed" in ended.err

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import signal
 import statistics
 import time
 from collections import Counter
@@ -49,9 +50,11 @@ def bench(
     output: Output = "table",
 ) -> None:
     """Measure this server: round trips, arming, lateness, a burst. The timers have their own prefix and are removed at
-    the end. While it measures, this process is a pod like any other."""
+    the end, also if it is stopped. While it measures, this process is a pod like any other."""
     logs.configure("console", "warning")
     collect_garbage_rarely()
+    for ends in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ends, lambda *_: signal.raise_signal(signal.SIGINT))
     measured = run(lambda client, store: _measured(_Bench(client, store, timers), seconds))
     if output != "table":
         show(measured, output)
