@@ -102,6 +102,12 @@ def variant(name: str) -> dict[str, Any]:
 
 
 @EACH
+def test_the_logs_of_the_pods_do_not_fill_the_disk(name: str) -> None:
+    services = variant(name)
+    assert [services[pod]["logging"] for pod in ("api", "worker")] == [{"driver": "local"}] * 2
+
+
+@EACH
 def test_only_one_service_builds_the_image_of_the_pods(name: str) -> None:
     """Two would make an image each, which differ in a label: every `up` would start all pods anew."""
     services = variant(name)
