@@ -38,9 +38,11 @@ from tests.install.environment import ROOT
 from tests.rights import USER, as_user, grant
 from tests.servers import start_server
 from tests.waiting import eventually
+from timers.client import open_store
 from timers.doctor.checks import Check
 from timers.doctor.examining import unreachable
 from timers.errors import Unavailable
+from timers.store.servers.connect import connect
 from timers.store.store import Store
 
 _CLIENT: Final = shutil.which("redis-cli")
@@ -168,6 +170,14 @@ async def test_a_server_that_is_busy_with_somebodys_script(tmp_path: Path) -> No
             with pytest.raises(ResponseError, match="killed"):
                 await running
         assert "server" not in await found(store)
+
+
+async def test_a_server_that_has_no_connection_left(tmp_path: Path) -> None:
+    async with await start_server("redis", tmp_path) as server, opened(server.url) as store:
+        await store.connections.commands.config_set("maxclients", 1)
+        with pytest.raises(Unavailable) as refused:
+            await open_store(connect(server.url))
+        assert "raise maxclients" in ((await unreachable(store, refused.value))[0].repair or "")
 
 
 async def _spin(stranger: Redis) -> None:

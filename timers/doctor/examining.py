@@ -28,6 +28,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "which is no sentinel": "put that form into TIMERS_REDIS_URL, or the address of a Sentinel",
     "knows no service": "correct the name of the service after the addresses in TIMERS_REDIS_URL",
     "loading": "wait until the server has read its data; `redis-cli INFO persistence` tells how far it is",
+    "number of clients": "end programs that keep connections which they do not need, or raise maxclients of the server",
     "password": "correct the user and the password in TIMERS_REDIS_URL",
     "authentica": "put the user and the password into TIMERS_REDIS_URL",
 }
