@@ -33,14 +33,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANSWER_SECONDS: Final = 0.6
-"""How long Redis may take to answer for a probe. Probes themselves usually give up after a second."""
+"""How long Redis, and the ledger, may take to answer for a probe or a scrape. Probes usually give up after a second,
+and a scrape gets the pod's own metrics then."""
 
 FRESH_SECONDS: Final = 1.0
 """How long an answer from Redis counts. One read a second serves all probes."""
-
-COUNTS_SECONDS: Final = 0.7
-"""How long a scrape waits for Redis, and for the ledger. After that the pod answers with its own metrics alone, still
-within a second."""
 
 BEHIND_SECONDS: Final = 60.0
 """A ledger this far behind is told of. The pod stays ready: its timers run, and nothing is lost."""
@@ -172,9 +169,10 @@ class HealthRoutes:
         refuse_query(request)
         health = None if self._worker is None else self._worker.health()
         losses, dropped = len(self._client.losses), self._client.events_dropped
-        waited, nodes = _within(COUNTS_SECONDS, self._inbox), self._connections.nodes
+        seconds, nodes = self._answer_seconds, self._connections.nodes
+        waited = _within(seconds, self._inbox)
         figures, inbox_seconds, away = await asyncio.gather(
-            _db_figures(self._client, self._connections), waited, away_from(self._connections, COUNTS_SECONDS)
+            _db_figures(self._client, self._connections, seconds), waited, away_from(self._connections, seconds)
         )
         has_all = figures is not None
         text = self._metrics.render(
@@ -198,12 +196,12 @@ async def _within(seconds: float, told: CachedRead[T] | None) -> T | None:
     return None
 
 
-async def _db_figures(client: TimerClient, connections: Connections) -> Figures | None:
+async def _db_figures(client: TimerClient, connections: Connections, seconds: float) -> Figures | None:
     """The gauges of what Redis tells, by declared prefix. None while Redis is down or frozen, which is when people look
     at a pod most."""
     found = defaultdict[str, Counter[Status]](Counter)
     try:
-        async with asyncio.timeout(COUNTS_SECONDS):
+        async with asyncio.timeout(seconds):
             fleet, counts = await client.fleet(), await client.counts(own=True)
             async for prefix, counted in cooperatively(counts.items()):
                 found[await _label(client, prefix)].update(counted)
