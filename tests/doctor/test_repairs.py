@@ -118,9 +118,10 @@ async def test_a_snapshot_that_succeeds_again(tmp_path: Path) -> None:
         (("mail",), ("zadd", "hset", "info"), ()),
         (("note",), (), ("resetchannels",)),
         (("note",), ("eval", "evalsha"), ()),
+        (("note",), ("time",), ()),
         (("note",), ("scan",), ()),
     ],
-    ids=["a prefix and commands", "channels", "scripts", "scan"],
+    ids=["a prefix and commands", "channels", "scripts", "the time", "scan"],
 )
 async def test_a_user_who_is_given_the_rights(
     prefixes: tuple[str, ...], without: tuple[str, ...], rules: tuple[str, ...], tmp_path: Path

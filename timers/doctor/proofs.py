@@ -163,7 +163,7 @@ async def rights(store: Store, prefixes: Iterable[str], root: str) -> Check:
     try:
         (found,) = await store.run("rights", root, wanted)
     except RedisRights as error:
-        repair = f"{grant(store, ['eval - 1 timers:x', 'evalsha'])}, then `timers doctor` names the rest"
+        repair = f"{grant(store, ['eval - 1 timers:x', 'evalsha', 'time'])}, then `timers doctor` names the rest"
         return Check(
             "rights", "fail", f"the Redis user may not run scripts ({error})", "nothing is armed or run", repair
         )
