@@ -56,7 +56,7 @@ async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
 
         async def answers() -> bool:
             with suppress(LedgerUnavailable):
-                await database.ping()
+                await database.state()
                 return True
             return False
 
