@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from tests.api.conftest import done
 from tests.api.harness import Api, Reply, running_api
 from tests.api.keyed import new_key
+from tests.rights import USER, as_user, grant
 from tests.servers import start_server
 from tests.store.acts import arming
 from tests.waiting import DEADLINE_SECONDS, eventually
@@ -39,6 +40,14 @@ async def test_a_pod_without_workers_is_ready_when_redis_answers(api: Api) -> No
     nobody = "shards without a live pod: 0"
     assert (reply.status, reply.body) == (200, {"ready": True, "redis": "ok", "warnings": [nobody], "problems": []})
     assert (await api.call("GET", "/healthz")).body == {"status": "ok"}
+
+
+async def test_a_user_who_may_not_ask_whether_redis_is_full_hides_no_other_metric(tmp_path: Path) -> None:
+    async with await start_server("redis", tmp_path) as server, Redis.from_url(server.url) as redis:
+        await grant(redis, 0)
+        async with running_api(as_user(server.url), [done]) as api:
+            await redis.acl_setuser(USER, enabled=True, commands=["-info"])
+            assert "timers_overdue_seconds 0.0" in await api.text("/metrics")
 
 
 async def test_a_working_pod_reports_the_state_of_its_parts(server: EmbeddedServer) -> None:

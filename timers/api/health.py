@@ -24,7 +24,6 @@ from timers.logs import get_logger
 from timers.metrics import CONTENT_TYPE, Figures, Metrics
 from timers.store.cooperative import CachedRead, cooperatively
 from timers.store.scripts import FULL
-from timers.store.servers.connections import Connections
 from timers.store.store import Store
 
 if TYPE_CHECKING:
@@ -171,12 +170,12 @@ class HealthRoutes:
         losses, dropped = len(self._client.losses), self._client.events_dropped
         seconds, nodes = self._answer_seconds, self._connections.nodes
         waited = _within(seconds, self._inbox)
-        figures, inbox_seconds, away = await asyncio.gather(
-            _db_figures(self._client, self._connections, seconds), waited, away_from(self._connections, seconds)
+        figures, inbox_seconds, away, (_, is_full, _) = await asyncio.gather(
+            _db_figures(self._client, seconds), waited, away_from(self._connections, seconds), self._seen.get()
         )
         has_all = figures is not None
         text = self._metrics.render(
-            figures,
+            figures and {**figures, "timers_redis_full": {(): is_full}},
             health,
             servers={each.address: has_all or (len(nodes) > 1 and each.address not in away) for each in nodes},
             losses=losses,
@@ -196,7 +195,7 @@ async def _within(seconds: float, told: CachedRead[T] | None) -> T | None:
     return None
 
 
-async def _db_figures(client: TimerClient, connections: Connections, seconds: float) -> Figures | None:
+async def _db_figures(client: TimerClient, seconds: float) -> Figures | None:
     """The gauges of what Redis tells, by declared prefix. None while Redis is down or frozen, which is when people look
     at a pod most."""
     found = defaultdict[str, Counter[Status]](Counter)
@@ -211,7 +210,6 @@ async def _db_figures(client: TimerClient, connections: Connections, seconds: fl
                 label = await _label(client, prefix)
                 failing_ms[label] = max(ms, failing_ms.get(label, 0))
             unserved = Counter([await _label(client, prefix) for prefix in fleet.unserved.prefixes])
-            is_full = await any_full(connections)
     except (Unavailable, TimeoutError):
         return None
     numbers = [(prefix, status, n) for prefix, counted in found.items() for status, n in counted.items()]
@@ -222,7 +220,6 @@ async def _db_figures(client: TimerClient, connections: Connections, seconds: fl
         "timers_retrying_seconds": {(prefix,): ms / 1000 for prefix, ms in failing_ms.items()},
         "timers_uncovered_shards": {(str(shard),): 1 for shard in fleet.unserved.shards},
         "timers_uncovered_prefixes": {(prefix,): n for prefix, n in unserved.items()},
-        "timers_redis_full": {(): is_full},
         "timers_overdue_seconds": {(): fleet.overdue_ms("ready") / 1000},
         "timers_outbox_entries": {(): posted_entries},
         "timers_outbox_seconds": {(): posted_ms / 1000},
