@@ -207,10 +207,10 @@ async def test_a_command_gets_the_alarm_and_none_of_the_settings_and_is_tried_ag
 
 
 async def test_a_command_that_does_not_end_leaves_nothing_running(tmp_path: Path) -> None:
-    """What it has started holds a pipe open until it is gone."""
+    """What it has started, once it has read the alarm, holds a pipe open until it is gone."""
     pipe, command = tmp_path / "pipe", tmp_path / "tell"
     os.mkfifo(pipe)
-    command.write_text(f"#!/bin/sh\nsleep 600 >{pipe} &\nwait\n")
+    command.write_text(f"#!/bin/sh\ncat >/dev/null\nsleep 600 >{pipe} &\nwait\n")
     command.chmod(command.stat().st_mode | stat.S_IXUSR)
     (tell,) = processors(WebHooks(settings(alarms=f"exec:{command}")))
     telling = asyncio.create_task(call(tell, payload={"body": {}}))
