@@ -1,6 +1,6 @@
 # `make run` starts the service, `make test` tests it, `make check` is for before a commit. Each sets up what it needs.
 .POSIX:
-.PHONY: run up down setup test drills check format bench peers chaos chaos-long chaos-score dist lock
+.PHONY: run up down setup test drills check types format bench peers chaos chaos-long chaos-score dist lock
 PYTHON = python3
 BIN = .venv/bin
 # One file stays on one worker, so that its module-wide servers are started once. Most tests wait for something, so there are
@@ -31,9 +31,12 @@ drills: setup
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@$(MAKE) test
+	@$(MAKE) --jobs=2 types test
+
+# Beside the tests, because it keeps one core busy for a minute.
+types: setup
+	$(BIN)/mypy
 
 format: setup
 	$(BIN)/ruff format .
