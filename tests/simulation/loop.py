@@ -32,6 +32,23 @@ class Actor:
 _ACTOR: Final[ContextVar[Actor | None]] = ContextVar("tests.simulation.actor", default=None)
 
 
+class _Step(asyncio.TimerHandle):
+    """As asyncio's handles, without what debugging needs: a world makes thousands."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, when: float, callback: Any, args: Any, loop: "VirtualLoop", context: contextvars.Context | None
+    ) -> None:
+        self._when, self._callback, self._args, self._loop = when, callback, args, loop
+        self._context = contextvars.copy_context() if context is None else context
+        self._cancelled, self._source_traceback, self._repr = False, None, None
+
+    def cancel(self) -> None:
+        """It stays where it waits until its turn comes."""
+        self._cancelled, self._callback, self._args = True, None, ()
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """One step runs what is ready; if nothing is, the time jumps. Nothing waits for the machine."""
 
@@ -64,9 +81,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         """As asyncio's, but the heap has tuples, which compare faster."""
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._later, (when, next(self._order), handle))
-        return handle
+        step = _Step(when, callback, args, self, context)
+        heapq.heappush(self._later, (when, next(self._order), step))
+        return step
+
+    def call_soon(
+        self,
+        callback: Callable[[Unpack[_Given]], object],
+        *args: *_Given,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        """As asyncio's."""
+        step = _Step(0.0, callback, args, self, context)
+        self._ready.append(step)
+        return step
 
     def _run_once(self) -> None:
         ready, later = self._ready, self._later
@@ -80,20 +108,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
         while later and later[0][0] <= self._now:
             ready.append(heapq.heappop(later)[2])
         for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle._cancelled:
+            step = ready.popleft()
+            if step._cancelled:
                 continue
-            actor = handle._context.get(_ACTOR)
+            context = step._context
+            actor = context.get(_ACTOR)
             if actor is not None and actor.stopped:
-                actor.held.append(handle)
-            else:
-                handle._run()
+                actor.held.append(step)
+                continue
+            try:
+                context.run(step._callback, *step._args)
+            except Exception as error:  # noqa: BLE001 (as in asyncio the others go on)
+                self.call_exception_handler({"message": f"in {step!r}", "exception": error})
 
     def _write_to_self(self) -> None:
         """Another thread would wake the loop with it; there is none."""
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It stays in the heap until its time comes."""
 
 
 class WorldStands(RuntimeError):
@@ -107,6 +136,11 @@ def _own(loop: asyncio.AbstractEventLoop, work: Any, **given: Any) -> asyncio.Ta
     if actor is not None:
         actor.tasks.append(task)
     return task
+
+
+def acting() -> Actor | None:
+    """To whom what runs now belongs."""
+    return _ACTOR.get()
 
 
 def of_actor(actor: Actor) -> contextvars.Context:

@@ -1,8 +1,9 @@
 """Owns what is asked of a world: timers of every kind, and what callers and other programs do to them near their due
 times. All of it follows from a seed; an act can be left out without changing the others."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 from typing import Any, Final
 
@@ -155,7 +156,8 @@ def _bare(rng: Random, name: Identity) -> list[Act]:
 RETRY: Final = RetryPolicy(max_attempts=MAX_ATTEMPTS, backoff="fixed", base="0.1s")
 
 
-def processors(kind: str, act: Any) -> list[Processor]:
+@cache
+def processors(kind: str, act: Any) -> Sequence[Processor]:
     """What a pod of a kind serves."""
-    served = [processor(PLAIN, retry=RETRY)(act), processor(SINGLE, retry=RETRY, concurrency=1)(act)]
-    return [*served, processor(OWN, retry=RETRY)(act)] if kind in OWNERS else served
+    served = (processor(PLAIN, retry=RETRY)(act), processor(SINGLE, retry=RETRY, concurrency=1)(act))
+    return (*served, processor(OWN, retry=RETRY)(act)) if kind in OWNERS else served

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from hashlib import sha1
 from random import Random
 from typing import Any, Final
@@ -21,7 +21,7 @@ from tests.conservation import disorder, state_of
 from tests.simulation import faults
 from tests.simulation.faults import Fault, Faults
 from tests.simulation.lives import Call, Key
-from tests.simulation.loop import START_SECONDS, Actor, VirtualLoop, WorldStands, of_actor, run, unwind
+from tests.simulation.loop import START_SECONDS, Actor, VirtualLoop, WorldStands, acting, of_actor, run, unwind
 from tests.simulation.lua import Lua
 from tests.simulation.network import Network, Wires
 from tests.simulation.oracle import Finding, Oracle
@@ -74,9 +74,9 @@ class World:
 class _Pod(Actor):
     """A pod; `kind` says what it serves."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, oracle: Oracle) -> None:
         super().__init__(name)
-        self.kind = name[0]
+        self.kind, self.oracle = name[0], oracle
         self.is_dead = False
         self.worker: Worker | None = None
 
@@ -100,7 +100,7 @@ class _Stage:
         self.network.executed, self.network.says = self._executed, self._wrong
         self.network.die, self.network.freeze = self._die, self._freeze
         self.oracle = Oracle(self.server.keys, taken_lease_ms(plan.lease_ms), now=self.loop.time, note=self._note)
-        self.oracle.limits = {each.prefix: each.limits for each in processors(OWNERS[0], _nothing)}
+        self.oracle.limits = {each.prefix: each.limits for each in processors(OWNERS[0], _process)}
         self.oracle.may_run = lambda pod, prefix: prefix != OWN or pod[0] in OWNERS
         self.pods: list[_Pod] = []
         self.callers = [Actor(name) for name in CALLERS]
@@ -152,7 +152,7 @@ class _Stage:
 
     def _start_pod(self, kind: str) -> None:
         self._made += 1
-        pod = _Pod(f"{kind}{self._made}")
+        pod = _Pod(f"{kind}{self._made}", self.oracle)
         self.pods.append(pod)
         self._note(pod.name, "starts")
         self.loop.create_task(self._run_pod(pod), context=of_actor(pod))
@@ -169,7 +169,7 @@ class _Stage:
                     drain_timeout_ms=500,
                     adopt_every_ms=300 if self.plan.adopts else None,
                 )
-                registry = Registry(processors(pod.kind, partial(_process, self.oracle, pod)))
+                registry = Registry(processors(pod.kind, _process))
                 worker = Worker(store, registry, client_over(store), options)
                 await worker.start()
                 pod.worker = worker
@@ -289,12 +289,11 @@ def _said(heard: object) -> str:
     return f"{type(heard).__name__}: {heard}"
 
 
-async def _nothing(_timer: Timer, _context: Any) -> None:
-    pass
-
-
-async def _process(oracle: Oracle, pod: _Pod, timer: Timer, _context: Any) -> Result:
+async def _process(timer: Timer, _context: Any) -> Result:
     """The processor of every prefix; the payload says what it does."""
+    pod = acting()
+    assert isinstance(pod, _Pod)
+    oracle = pod.oracle
     run = oracle.started(pod, timer)
     payload: Any = timer.payload or {"takes": 0, "ends": ["done"], "by": "attempt"}
     try:
