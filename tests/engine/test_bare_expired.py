@@ -116,6 +116,7 @@ async def test_what_was_not_answered_is_told_after_a_restart() -> None:
     made.keys.away = OSError("away")
     with pytest.raises(OSError, match="away"):
         await made.expired.report()
+    assert made.expired.marks == [(0, "note")], "its timer may be due, and only the answer is lost"
     made.keys.away = None
     working = asyncio.create_task(made.expired.report())
     assert await made.said() == {X: HEARD}

@@ -26,11 +26,11 @@ async def _note(_timer: Timer, _context: Context) -> None:
 
 
 class _Away(Store):
-    """A store whose claims all fail once the maximum is in progress: one fails then, the others at `rest`."""
+    """A store whose claims all fail once so many are in progress: one fails then, the others at `rest`."""
 
-    def __init__(self) -> None:
+    def __init__(self, together: int = ROUNDS) -> None:
         super().__init__(connect("redis://nowhere.invalid"))
-        self._together = asyncio.Barrier(ROUNDS)
+        self._together = asyncio.Barrier(together)
         self.rest = asyncio.Event()
 
     async def claim(
@@ -84,6 +84,21 @@ async def test_task_exception_was_never_retrieved_when_two_claims_fail() -> None
     await until(lambda: claimer.is_idle, "the other claim has failed too")
     gc.collect()
     assert told == []
+
+
+async def test_what_a_claim_that_failed_had_taken_off_is_marked_again() -> None:
+    """A bare key had expired and its claim failed: nobody else knew that its timer was due."""
+    again: list[Callable[[], None]] = []
+    intake = Intake(later=lambda _seconds, mark: again.append(mark))
+    intake.mark_all(0, "note", "event")
+    pod = Pod(_Away(together=1), Registry([_note]), options_of())
+    with pytest.raises(Unavailable):
+        await Claimer(pod, intake, cast("Any", _FakeRunner())).run()
+    assert intake.take(_FakeRunner.room, limited=False) == []
+    for mark in again:
+        mark()
+    (asks,) = intake.take(_FakeRunner.room, limited=False)
+    assert [(ask.shard, ask.prefix, ask.cause) for ask in asks] == [(0, "note", "event")]
 
 
 class _Rescuing(Store):

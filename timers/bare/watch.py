@@ -242,6 +242,7 @@ class BareWatch:
         except BaseException:
             for identity, heard in batch.items():
                 self._add(identity, heard, 0.0)
+                self._mark(self._keys.store.shard_of(*identity), identity[0])  # due by now, if only the answer was lost
             raise
 
     def _refuse(self, identity: Identity) -> None:

@@ -86,20 +86,18 @@ class Claimer:
         wanted = self._intake.take(room, limited=limited)
         asked = sum(map(len, orphans.values())) + sum(ask.most for asks in wanted for ask in asks)
         self._asked += asked
+        unclaimed = list(wanted)
         try:
             for shard, identities in orphans.items():
                 await self._pod.away.reached(shard, self._rescue(shard, identities))
             for asks in wanted:
-                await self._claim_or_mark(asks, limited=limited)
+                if await self._pod.away.reached(asks[0].shard, self._claim(asks, limited=limited)):
+                    unclaimed.remove(asks)
         finally:
+            for ask in chain(*unclaimed):  # nobody else may know that these queues are due
+                self._intake.mark_after(ask.shard, ask.prefix, AGAIN_SECONDS, ask.cause)
             self._asked -= asked
             self._runner.room_changed()
-
-    async def _claim_or_mark(self, asks: Sequence[QueueClaim], *, limited: bool) -> None:
-        """Claim. If the node of the shard is away, its queues stay marked, and wait for no others."""
-        if not await self._pod.away.reached(asks[0].shard, self._claim(asks, limited=limited)):
-            for ask in asks:
-                self._intake.mark_after(ask.shard, ask.prefix, AGAIN_SECONDS, ask.cause)
 
     async def _claim(self, asks: Sequence[QueueClaim], *, limited: bool) -> None:
         """Claim from all queues in one call; if they have limits over the fleet, reserve the starts before."""
