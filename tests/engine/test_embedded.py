@@ -205,7 +205,7 @@ async def test_a_foreign_socket_folder_is_not_used(tmp_path: Path, monkeypatch: 
 
 async def test_an_unusable_folder_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="^TIMERS_DATA_DIR: '/.* is not accepted; expected a folder") as it:
+    with pytest.raises(ConfigurationError, match=r"^TIMERS_DATA_DIR: '/.* is not accepted; expected a folder") as it:
         await EmbeddedServer.start(tmp_path / "file")
     assert "\n" not in str(it.value)
     assert f"'{tmp_path / 'file'}" in str(it.value)  # in the system's own words where the folder's name is cut

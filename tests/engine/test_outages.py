@@ -38,6 +38,22 @@ async def test_what_became_due_while_redis_was_down_fires_when_it_is_back(crashi
     assert sorted(calls.ids) == sorted(f"n{number}" for number in range(20))
 
 
+async def test_what_became_due_while_redis_refused_writes_fires_when_it_accepts_them(crashing: Fleet) -> None:
+    calls, clock = Calls(), crashing.store.clock
+    pod = await crashing.pod(calls)
+    await crashing.client.batch([NewTimer(prefix="note", id=f"n{i}", delay=f"{300 + 10 * i}ms") for i in range(20)])
+    due_ms = clock.now_ms() + 500
+    await crashing.redis.config_set("min-replicas-to-write", 1)
+    await until(lambda: not pod.worker.health().ready, "the pod has noticed")
+    await until(lambda: clock.now_ms() > due_ms, "all are due")
+    await crashing.redis.config_set("min-replicas-to-write", 0)
+    for number in range(20):
+        timer = await crashing.completed(f"n{number}")
+        (run,) = (entry for entry in timer.history if entry.status is Status.RUNNING)
+        assert run.cause in ("event", "sweep-gap"), "`sweep` comes half a minute later"
+    assert sorted(calls.ids) == sorted(f"n{number}" for number in range(20))
+
+
 async def test_a_pod_says_that_redis_is_away_and_recovers_by_itself(crashing: Fleet, own: OwnServer) -> None:
     calls = Calls()
     pod = await crashing.pod(calls)

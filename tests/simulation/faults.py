@@ -52,6 +52,7 @@ DIES_AFTER: Final = "executed, then the pod dies"
 FREEZES: Final = "executed, and the pod stands still"
 STALL: Final = "the server stands still"
 AWAY: Final = "the server restarts"
+REFUSES: Final = "the server refuses to write"
 
 EVENT_LATE: Final = "late"
 EVENT_LOST: Final = "lost"
@@ -69,10 +70,11 @@ _OF_CALLS: Final = {
     FREEZES: 4,
     STALL: 1,
     AWAY: 1,
+    REFUSES: 1,
 }
 _OF_EVENTS: Final = {EVENT_LATE: 3, EVENT_LOST: 3, EVENT_DOUBLED: 2, EVENT_OVERTAKEN: 3, EVENT_CUT: 1}
 KINDS: Final = frozenset((*_OF_CALLS, *_OF_EVENTS))
-_TAKE_TIME: Final = (SLOW_REQUEST, SLOW_ANSWER, FREEZES, STALL, AWAY, EVENT_LATE, EVENT_OVERTAKEN)
+_TAKE_TIME: Final = (SLOW_REQUEST, SLOW_ANSWER, FREEZES, STALL, AWAY, REFUSES, EVENT_LATE, EVENT_OVERTAKEN)
 
 
 class Faults:

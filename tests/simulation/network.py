@@ -103,6 +103,8 @@ class Link:
             network.says(fault)
         if kind == faults.STALL:
             server.stalled_until = max(server.stalled_until, now + seconds)
+        if kind == faults.REFUSES:
+            server.refuses_until = max(server.refuses_until, now + seconds)
         at = max(now + network.delay(), self._executed_at, server.stalled_until)
         if kind == faults.SLOW_REQUEST:
             at += seconds

@@ -13,6 +13,9 @@ from timers.store import scripts
 EPOCH_US: Final = 1_800_000_000_000_000
 """The server's clock at the loop's second 0, so that it and the clocks of the pods differ."""
 
+_WRITES: Final = frozenset((b"DEL", b"HDEL", b"HSET", b"SET", b"XDEL", b"ZADD", b"ZREM"))
+_REFUSED: Final = Refused("NOREPLICAS Not enough good replicas to write.")
+
 CYCLE_SECONDS: Final = 0.1
 """How often the server looks for expired keys by itself."""
 
@@ -47,17 +50,23 @@ class Server:
         self._lua, self._now, self._texts = lua, now, dict(texts or {})
         self._compiled: dict[bytes, bytes] = {}
         self.listeners: dict[bytes, list[Listener]] = {}
-        self.stalled_until = self.away_until = 0.0
+        self.stalled_until = self.away_until = self.refuses_until = 0.0
         self.life = 0
         """Rises with each restart."""
+
+    @property
+    def works_from(self) -> float:
+        """When it does everything again."""
+        return max(self.stalled_until, self.away_until, self.refuses_until)
 
     def now_us(self) -> int:
         return EPOCH_US + round(self._now() * 1_000_000)
 
     def execute(self, command: tuple[bytes, ...]) -> Reply:
         """Run a command or a script."""
+        refuses = self._now() < self.refuses_until
         if command[0] != b"EVALSHA":
-            return self.keys.run(*command)
+            return _REFUSED if refuses and command[0] in _WRITES else self.keys.run(*command)
         digest, number = command[1], int(command[2])
         text = self._compiled.get(digest)
         if text is None:
@@ -65,6 +74,8 @@ class Server:
             if name is None:
                 return Refused("NOSCRIPT No matching script. Please use EVAL.")
             text = self._compiled[digest] = (self._texts.get(name) or scripts.source(name)).encode()
+        if refuses and b"no-writes" not in text.partition(b"\n")[0]:
+            return _REFUSED
         return self._lua.run(self.keys, text, list(command[3 : 3 + number]), list(command[3 + number :]))
 
     def subscribe(self, channel: bytes, listener: Listener) -> None:

@@ -41,8 +41,8 @@ from timers.store.store import Store
 TROUBLE_SECONDS: Final = 2.0
 """After that nothing goes wrong any more."""
 
-END_SECONDS: Final = 60.0
-"""What has not ended by then is lost."""
+END_SECONDS: Final = 25.0
+"""What has not ended by then is lost: it would not even have to wait for a sweep by the way."""
 
 PATIENCE_SECONDS: Final = 2.0
 """How long a pod waits for an answer."""
@@ -121,7 +121,7 @@ class _Stage:
         self.oracle.is_calm = False
         if fault.costs_leases:
             waits = max(self.server.stalled_until - self.loop.time(), 0.0)  # it happens when the server goes on
-            where = "server" if fault.kind in (faults.STALL, faults.AWAY) else fault.actor
+            where = "server" if fault.kind in (faults.STALL, faults.AWAY, faults.REFUSES) else fault.actor
             self.oracle.trouble(where, waits + fault.seconds)
 
     def _die(self, actor: Actor) -> None:
@@ -210,7 +210,7 @@ class _Stage:
         while quiet < QUIET_LOOKS and self.loop.time() < began + END_SECONDS:
             self.faults.over = self.loop.time() > began + TROUBLE_SECONDS
             await asyncio.sleep(LOOK_SECONDS)
-            is_up = self.loop.time() > max(self.server.away_until, self.server.stalled_until)
+            is_up = self.loop.time() > self.server.works_from
             quiet = quiet + 1 if is_up and not self._asking and self.oracle.is_quiet else 0
         self.faults.over = True
         self.oracle.finish()

@@ -87,7 +87,6 @@ class ShardSweep:
                 continue
             if not await self._all.pod.away.reached(self._shard, self.poll()):
                 await asyncio.sleep(AGAIN_SECONDS)
-                self.poll_everything()
 
     def _is_moving(self) -> bool:
         """Whether nothing may start here because the service is being moved. Look again in a second."""
@@ -118,7 +117,8 @@ class ShardSweep:
         return True
 
     async def poll(self) -> None:
-        """Poll once: touch what is due, mark what no event announced, and plan the next poll."""
+        """Poll once: touch what is due, mark what no event announced, and plan the next poll. While a server refuses
+        this, it refuses claims too, so the next poll marks whatever is due."""
         everything, self._everything = self._everything, False
         now_ms = self._all.pod.store.clock_of(self._shard).now_ms()
         rank = self._next_rank if now_ms < self.next_poll_ms else 0
@@ -131,7 +131,7 @@ class ShardSweep:
             touched = await self._all.pod.store.touch(self._shard, rank)
             found_lost = await self._find_orphans(touched)
         except BaseException as error:
-            self._everything = self._everything or everything
+            self._all.sweep_everything([self._shard])
             if isinstance(error, Unavailable):
                 self._all.intake.hold_orphans(self._all.pod.away.beside(keys.root(self._shard)))
             raise

@@ -147,7 +147,7 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
         return ConfigurationError(ONE_NODE)
     if isinstance(error, ResponseError):
         if isinstance(error, AskError | ClusterDownError | TryAgainError) or str(error).startswith(PASSING_TROUBLES):
-            said = SLOT_MOVES.format(error.slot_id) if isinstance(error, AskError) else str(error)
+            said = SLOT_MOVES.format(error.slot_id) if isinstance(error, AskError) else str(error).rstrip(".")
             return Unavailable(f"Redis cannot do this now: {said}", nothing_done=alone)
         if _NO_DATA.match(str(error)):
             return ConfigurationError(A_SENTINEL)
