@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import select
 
 from timers.ledger.database import Database
-from timers.ledger.rows import NewRow, Row, find, insert, save, tombstone
+from timers.ledger.inbox import waits_for
+from timers.ledger.rows import NewRow, Row, find, forget_removed, insert, save, take_back, tombstone, waiting
 from timers.ledger.schema import PURGED, timers
 
 FIRST = Row("p", "a", 0, "scheduled", 1, 0, 0, 0, 1, 2000, 1000, 1000, '{"payload":"ü"}', "", "")
@@ -106,4 +107,26 @@ async def test_sqlite_takes_one_step_for_many_rows(tmp_path: Path) -> None:
         assert len(await find(connection, [("p", name) for name in names])) == 500
     assert [step.split(maxsplit=1)[0] for step in steps] == ["INSERT", "SELECT", "INSERT", "SELECT", "COMMIT"]
     assert len(rows_read) == 2
+    await database.close()
+
+
+async def test_sqlite_reads_no_whole_table_to_find_some_rows(tmp_path: Path) -> None:
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    await database.upgrade()
+    names, steps = [("p", f"{number}") for number in range(3)], list[str]()
+    async with database.transaction() as connection:
+        await save(connection, [state(id=name) for _, name in names])
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        await driver.set_trace_callback(steps.append)
+        assert set(await find(connection, names[1:])) == set(names[1:])
+        assert await waiting(connection, names) == set()
+        assert not await waits_for(connection, names)
+        await forget_removed(connection, names)
+        await take_back(connection, [(*names[0], FIRST.created), (*names[1], FIRST.created + 1)])
+        await driver.set_trace_callback(None)
+        assert len(steps) >= 5
+        for step in steps:
+            plan = [row[-1] for row in await driver.execute_fetchall(f"EXPLAIN QUERY PLAN {step}")]
+            assert not [each for each in plan if each.startswith("SCAN timers_") and "INDEX" not in each], step
+    assert {row[1] for row in await kept(database)} == {"1", "2"}
     await database.close()

@@ -181,7 +181,8 @@ class LedgerFirst:
         others = [(a.prefix, a.id) for a in armings if (a.prefix, a.id) not in new]
 
         async def decide(connection: AsyncConnection) -> list[Reply]:
-            await rows.await_arming(connection, [(*identity, created_ms) for identity, created_ms in new.items()])
+            made = [(*identity, created_ms) for identity, created_ms in new.items()]
+            await rows.set_pending(connection, made, pending=True)
             there, waiting = await rows.find(connection, others), await rows.waiting(connection, others)
             replies = []
             for arming in armings:

@@ -222,8 +222,10 @@ class Following:
                 continue  # it lacks more than timers, such as pauses, and gets these with the rest
             while codes <= _THERE and (page := await rows.pending(self._database, [shard])):
                 became = await restore(self._store, restored(page), life=stage.life)
-                there = [row for row, code in zip(page, became, strict=True) if code in _THERE]
-                await self._database.do(partial(rows.armed, made=there))
+                there = [
+                    (row.prefix, row.id, row.created) for row, code in zip(page, became, strict=True) if code in _THERE
+                ]
+                await self._database.do(partial(rows.set_pending, made=there, pending=False))
                 codes |= {*became}
 
     async def _follow(self, shard: int) -> bool:

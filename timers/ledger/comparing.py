@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.ledger.database import Database
-from timers.ledger.many import fetch
+from timers.ledger.many import among, fetch
 from timers.ledger.rows import IDENTITY, SAVED, Identity
 from timers.ledger.schema import LIVE, PURGED, timers
 
@@ -37,12 +37,11 @@ async def page(
 
 async def ages(database: Database, identities: Collection[Identity]) -> dict[Identity, RowAge]:
     """How new the rows of these timers are, as far as there are any."""
-    found: dict[Identity, RowAge] = {}
-    wanted = list(identities)
-    for start in range(0, len(wanted), SAVED):
-        asked = sa.select(*_AGE).where(IDENTITY.in_(wanted[start : start + SAVED]))
-        found |= await database.do(partial(_read, asked), writes=False)
-    return found
+
+    async def read(connection: AsyncConnection) -> dict[Identity, RowAge]:
+        return await _read(sa.select(*_AGE).where(among(connection, _AGE[:2], identities)), connection)
+
+    return await database.do(read, writes=False)
 
 
 async def _read(asked: sa.Select[Any], connection: AsyncConnection) -> dict[Identity, RowAge]:

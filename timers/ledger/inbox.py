@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from timers.ledger.many import among
 from timers.ledger.schema import inbox, now_ms, refused
 
 TAKEN: Final = 500
@@ -60,11 +61,8 @@ async def waited_ms(connection: AsyncConnection) -> int | None:
 
 async def waits_for(connection: AsyncConnection, identities: Sequence[tuple[str, str]]) -> bool:
     """Whether there are rows for one of these timers."""
-    for start in range(0, len(identities), TAKEN):
-        named = sa.tuple_(inbox.c.prefix, inbox.c.id).in_(identities[start : start + TAKEN])
-        if (await connection.execute(_ANY.where(named))).first() is not None:
-            return True
-    return False
+    asked = sa.select(inbox.c.seq).where(among(connection, (inbox.c.prefix, inbox.c.id), identities)).limit(1)
+    return (await connection.execute(asked)).first() is not None
 
 
 async def take(connection: AsyncConnection, most: int = TAKEN) -> list[Taken]:
@@ -147,5 +145,4 @@ def _bytes(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
 
 
 _TAKE: Final = {"postgresql": _take(lambda column: column), "sqlite": _take(_bytes)}
-_ANY: Final = sa.select(inbox.c.seq).limit(1)
 _FIRST: Final = sa.select(inbox.c.at, now_ms()).order_by(inbox.c.seq).limit(1)

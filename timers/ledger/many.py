@@ -6,7 +6,7 @@ each of these waits for its turn: a thousand rows took a hundred times as long a
 meanwhile. So a statement writes all its rows, and reads them in one value.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any, Final
@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from timers.core.fields import decode
+from timers.core.fields import decode, encode
 
 Statement = sa.Insert | sa.Select[Any]
 
@@ -53,6 +53,23 @@ async def execute(connection: AsyncConnection, statement: Statement, rows: Seque
     arrays = dict(zip(rows[0]._fields, map(list, zip(*rows, strict=True)), strict=True))
     done = await connection.execute(statement, arrays)
     return done.all() if done.returns_rows else ()
+
+
+def among(
+    connection: AsyncConnection, columns: Sequence[sa.Column[Any]], wanted: Collection[Sequence[Any]]
+) -> sa.ColumnElement[bool]:
+    """Whether a row is one of those that are wanted, any number of them, by these columns. SQLite uses no index where
+    they stand in the statement: it would read the whole table."""
+    if connection.dialect.name == "sqlite":
+        each = sa.func.json_each(encode(list(wanted))).table_valued("value")
+        given = sa.select(*(sa.func.json_extract(each.c.value, f"$[{place}]") for place in range(len(columns))))
+    else:
+        arrays = [
+            sa.cast([row[place] for row in wanted], postgresql.ARRAY(sa.BigInteger if kind is int else sa.Text))
+            for place, kind in enumerate(column.type.python_type for column in columns)
+        ]
+        given = sa.select(*sa.func.unnest(*arrays).table_valued(*(c.name for c in columns)).render_derived().c)
+    return sa.tuple_(*columns).in_(given)
 
 
 async def fetch(connection: AsyncConnection, asked: sa.Select[Any]) -> list[tuple[Any, ...]]:

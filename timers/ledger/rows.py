@@ -10,11 +10,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.core.model import Status
 from timers.ledger.database import Database
-from timers.ledger.many import Statement, as_json, execute, fetch, of_json, rows_given
+from timers.ledger.many import Statement, among, as_json, execute, fetch, of_json, rows_given
 from timers.ledger.schema import PURGED, timers
 
 Identity = tuple[str, str]
 """(prefix, id)."""
+
+Made = tuple[str, str, int]
+"""What tells a timer from the others of its name: prefix, id and creation."""
 
 _Insert = postgresql.Insert | sqlite.Insert
 _Some = TypeVar("_Some", "Row", "NewRow")
@@ -67,6 +70,7 @@ _UNTRIED: Final = {
 
 _AGE: Final = ("created", "version", "changed")
 _NAME: Final = (timers.c.prefix, timers.c.id)
+_MADE: Final = (*_NAME, timers.c.created)
 IDENTITY: Final = sa.tuple_(*_NAME)
 _COLUMNS: Final = [timers.c[name] for name in Row._fields]
 
@@ -165,33 +169,24 @@ async def count(database: Database) -> dict[int, int]:
 
 async def find(connection: AsyncConnection, identities: Collection[Identity]) -> dict[Identity, Row]:
     """The rows of these timers, without those of removed ones."""
-    found: dict[Identity, Row] = {}
-    wanted = list(identities)
-    for start in range(0, len(wanted), SAVED):
-        asked = sa.select(*_COLUMNS).where(IDENTITY.in_(wanted[start : start + SAVED]), timers.c.status != PURGED)
-        found |= {(row.prefix, row.id): row for row in await _read(asked, connection)}
-    return found
+    asked = sa.select(*_COLUMNS).where(among(connection, _NAME, identities), timers.c.status != PURGED)
+    return {(row.prefix, row.id): row for row in await _read(asked, connection)}
 
 
-async def take_back(connection: AsyncConnection, made: Iterable[tuple[str, str, int]]) -> None:
-    """Delete rows of timers that did not come to be: prefix, id and creation of each."""
-    for prefix, timer_id, created in made:
-        of_it = sa.and_(timers.c.prefix == prefix, timers.c.id == timer_id, timers.c.created == created)
-        await connection.execute(sa.delete(timers).where(of_it, timers.c.version == 1))
+async def take_back(connection: AsyncConnection, made: Collection[Made]) -> None:
+    """Delete rows of timers that did not come to be."""
+    await connection.execute(sa.delete(timers).where(among(connection, _MADE, made), timers.c.version == 1))
 
 
-async def forget_removed(connection: AsyncConnection, identities: Sequence[Identity]) -> None:
+async def forget_removed(connection: AsyncConnection, identities: Collection[Identity]) -> None:
     """Delete what is left of removed timers, so that they can come back as they were."""
-    for start in range(0, len(identities), SAVED):
-        named = IDENTITY.in_(identities[start : start + SAVED])
-        await connection.execute(sa.delete(timers).where(named, timers.c.status == PURGED))
+    named = among(connection, _NAME, identities)
+    await connection.execute(sa.delete(timers).where(named, timers.c.status == PURGED))
 
 
-async def await_arming(connection: AsyncConnection, made: Iterable[tuple[str, str, int]]) -> None:
-    """Note that Redis does not have these new timers yet: prefix, id and creation of each."""
-    for prefix, timer_id, created in made:
-        of_it = sa.and_(timers.c.prefix == prefix, timers.c.id == timer_id, timers.c.created == created)
-        await connection.execute(sa.update(timers).where(of_it).values(pending=True))
+async def set_pending(connection: AsyncConnection, made: Collection[Made], *, pending: bool) -> None:
+    """Note whether Redis has yet to be given these timers."""
+    await connection.execute(sa.update(timers).where(among(connection, _MADE, made)).values(pending=pending))
 
 
 async def pending(database: Database, shards: Collection[int]) -> Sequence[Row]:
@@ -202,19 +197,8 @@ async def pending(database: Database, shards: Collection[int]) -> Sequence[Row]:
 
 async def waiting(connection: AsyncConnection, identities: Collection[Identity]) -> set[Identity]:
     """Those of these timers that Redis does not have yet."""
-    found = set[Identity]()
-    wanted = list(identities)
-    for start in range(0, len(wanted), SAVED):
-        asked = sa.select(*_NAME).where(IDENTITY.in_(wanted[start : start + SAVED]), timers.c.pending)
-        found |= {(row.prefix, row.id) for row in await connection.execute(asked)}
-    return found
-
-
-async def armed(connection: AsyncConnection, made: Iterable[Row]) -> None:
-    """Note that Redis has these timers now."""
-    for row in made:
-        of_it = sa.and_(timers.c.prefix == row.prefix, timers.c.id == row.id, timers.c.created == row.created)
-        await connection.execute(sa.update(timers).where(of_it).values(pending=False))
+    asked = sa.select(*_NAME).where(among(connection, _NAME, identities), timers.c.pending)
+    return {(prefix, timer_id) for prefix, timer_id in await fetch(connection, asked)}
 
 
 async def clean(database: Database, before_ms: int) -> None:
