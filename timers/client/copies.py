@@ -14,11 +14,10 @@ from timers.core.fields import encode
 from timers.core.model import RESTORED, Status, Timer
 from timers.errors import Unavailable
 from timers.ledger import facts, lives, rows
-from timers.ledger.comparing import share_until
 from timers.ledger.database import Database, Transacting
 from timers.ledger.facts import KEY
 from timers.ledger.lives import Lives, save
-from timers.ledger.rows import Identity, Row
+from timers.ledger.rows import Identity, Row, share_until
 from timers.store import codec, keys
 from timers.store.callers import Callers
 from timers.store.carrying import put_declaration, put_key, put_pause, read_declarations, read_pauses

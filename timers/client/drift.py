@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from timers.client.copies import give, row_of
 from timers.core.model import RESTORED
-from timers.ledger import comparing as in_sql
-from timers.ledger import facts
-from timers.ledger.comparing import RowAge
+from timers.ledger import facts, rows
 from timers.ledger.database import Database
+from timers.ledger.rows import RowAge
 from timers.store import following as in_redis
 from timers.store import keys
 from timers.store.codec import JUMP
@@ -53,7 +52,7 @@ async def first_looks(store: Store, database: Database, shard: int) -> AsyncIter
     """Go through all that the ledger has of a shard and then through all that Redis has, step by step; what differs at
     each step."""
     last: Identity = ("", "")
-    while page := await in_sql.page(database, shard, *last):
+    while page := await rows.page_of_ages(database, shard, *last):
         last = list(page)[-1]
         yield await _differing(store, shard, page)
     async for found in read_records(store, shards=[shard]):
@@ -63,7 +62,7 @@ async def first_looks(store: Store, database: Database, shard: int) -> AsyncIter
 async def repair(store: Store, database: Database, shard: int, suspects: Suspects) -> Drift:
     """Look again, and give each side what only the other has, or has newer."""
     life = (await founded(store, shard)).life
-    found = await in_sql.ages(database, suspects.keys())
+    found = await database.do(partial(rows.ages, identities=suspects.keys()), writes=False)
     again = await _differing(store, shard, {identity: found.get(identity) for identity in suspects})
     sure = {identity: pair for identity, pair in again.items() if pair == suspects[identity]}
     older = {i: age for i, (row, age) in sure.items() if age is not None and (row is None or row.age < age)}
@@ -80,7 +79,7 @@ async def take_away(store: Store, database: Database, shard: int, since_ms: int)
     many."""
     last: Identity = ("", "")
     count = 0
-    while page := await in_sql.page(database, shard, *last, gone_since_ms=since_ms):
+    while page := await rows.page_of_ages(database, shard, *last, gone_since_ms=since_ms):
         last = list(page)[-1]
         there = await in_redis.ages(store, shard, page.keys(), noted=True)
         older = {i: page[i].age for i, age in there.items() if age is not None and age < page[i].age}
@@ -92,7 +91,7 @@ async def is_apart(store: Store, database: Database, shard: int) -> tuple[int, i
     """How many records the shard has more than it counts, and how many unfinished timers more than the ledger, as far
     as changes on their way to the ledger do not explain it. (0, 0) if all seems well."""
     before = await in_redis.totals(store, shard)
-    kept = await in_sql.count_live(database, shard)
+    kept = await rows.count_live(database, shard)
     after = await in_redis.totals(store, shard)
     slack = before.noted + after.noted
     lacking, more = before.records - before.counted, min(before.live - kept, after.live - kept, key=abs)
@@ -142,7 +141,7 @@ async def _newer(database: Database, shard: int, found: Iterable[Record]) -> Sus
         for member, record in found
         if (row := row_of(shard, *keys.identity_of(member), record)) is not None
     }
-    kept = await in_sql.ages(database, there.keys())
+    kept = await database.do(partial(rows.ages, identities=there.keys()), writes=False)
     pairs = {identity: (kept.get(identity), age) for identity, age in there.items()}
     return {identity: (row, age) for identity, (row, age) in pairs.items() if row is None or row.age < age}
 

@@ -1,5 +1,7 @@
-"""Owns the rows of timers: how a record is kept in SQL, and that a row never goes back to an older state."""
+"""Owns the rows of timers: how a record is kept in SQL, that a row never goes back to an older state, and how new the
+rows are."""
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -10,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.core.model import Status
 from timers.ledger.database import Database
-from timers.ledger.many import Statement, among, as_json, execute, fetch, of_json, rows_given
-from timers.ledger.schema import PURGED, timers
+from timers.ledger.many import among, as_json, execute, fetch, of_json, rows_given
+from timers.ledger.schema import LIVE, PURGED, timers
 
 Identity = tuple[str, str]
 """(prefix, id)."""
@@ -58,6 +60,13 @@ class NewRow(NamedTuple):
     progress: str
 
 
+class RowAge(NamedTuple):
+    """How new a row is, by creation (epoch ms) and version, and whether its timer was removed."""
+
+    age: tuple[int, int]
+    gone: bool
+
+
 _UNTRIED: Final = {
     "status": Status.SCHEDULED.value,
     "version": 1,
@@ -71,6 +80,7 @@ _UNTRIED: Final = {
 _AGE: Final = ("created", "version", "changed")
 _NAME: Final = (timers.c.prefix, timers.c.id)
 _MADE: Final = (*_NAME, timers.c.created)
+_AGES: Final = (*_MADE, timers.c.version, timers.c.status)
 IDENTITY: Final = sa.tuple_(*_NAME)
 _COLUMNS: Final = [timers.c[name] for name in Row._fields]
 
@@ -102,75 +112,99 @@ async def insert(connection: AsyncConnection, rows: Sequence[NewRow]) -> set[Ide
     """Write rows of timers that the ledger does not have, or whose earlier life was removed; of one timer's rows the
     first, as Redis does. Returns those that were written."""
     dialect, written = connection.dialect.name, set[Identity]()
-    for some in _parts(sorted({(row.prefix, row.id): row for row in reversed(rows)}.values())):
+    for some in _parts(sorted({row[:2]: row for row in reversed(rows)}.values())):
         if dialect == "sqlite":  # nobody else can write meanwhile
             ((there,),) = await execute(connection, _THERE, some)
             await execute(connection, _INSERTS[dialect], some)
-            written |= {(row.prefix, row.id) for row in some}.difference(of_json(there))
+            written |= {row[:2] for row in some}.difference(of_json(there))
         else:
-            found = await execute(connection, _INSERTS[dialect], some)
-            written |= {(prefix, timer_id) for prefix, timer_id in found}
+            written |= {(prefix, timer_id) for prefix, timer_id in await execute(connection, _RETURNING, some)}
     return written
 
 
 async def page(database: Database, shard: int, prefix: str, id: str, *, since_ms: int = 0) -> Sequence[Row]:
     """The next rows of a shard after a prefix and id, changed since a time, without those of removed timers."""
-    asked = sa.select(*_COLUMNS).where((prefix, id) < IDENTITY, timers.c.shard == shard, timers.c.status != PURGED)
+    asked = _next(shard, (prefix, id), _COLUMNS).where(timers.c.status != PURGED)
     if since_ms:
         asked = asked.where(timers.c.changed >= since_ms)
-    in_order = asked.order_by(timers.c.prefix, timers.c.id).limit(SAVED)
-    return await database.do(partial(_read, in_order), writes=False)
+    return [*map(Row._make, await _read(database, asked))]
 
 
-async def _read(asked: sa.Select[Any], connection: AsyncConnection) -> list[Row]:
-    return sorted(map(Row._make, await fetch(connection, asked)))
+async def page_of_ages(
+    database: Database, shard: int, prefix: str, id: str, *, gone_since_ms: int | None = None
+) -> dict[Identity, RowAge]:
+    """As `page`, how new the rows are, also those of removed timers; with `gone_since_ms` only of timers that were
+    removed since."""
+    asked = _next(shard, (prefix, id), _AGES)
+    if gone_since_ms is not None:
+        asked = asked.where(timers.c.status == PURGED, timers.c.changed >= gone_since_ms)
+    return _ages(await _read(database, asked))
+
+
+async def ages(connection: AsyncConnection, identities: Collection[Identity]) -> dict[Identity, RowAge]:
+    """How new the rows of these timers are, as far as there are any."""
+    return _ages(await fetch(connection, sa.select(*_AGES).where(among(connection, _NAME, identities))))
+
+
+def _ages(found: Iterable[tuple[Any, ...]]) -> dict[Identity, RowAge]:
+    return {
+        (prefix, id): RowAge((created, version), status == PURGED) for prefix, id, created, version, status in found
+    }
+
+
+def _next(shard: int, after: Identity, columns: Sequence[sa.Column[Any]]) -> sa.Select[Any]:
+    return sa.select(*columns).where(after < IDENTITY, timers.c.shard == shard).order_by(*_NAME).limit(SAVED)
+
+
+async def _read(database: Database, asked: sa.Select[Any]) -> list[tuple[Any, ...]]:
+    return sorted(await database.do(partial(fetch, asked=asked), writes=False))
 
 
 async def reshard(database: Database, shard_of: Callable[[str, str], int]) -> int:
     """Give every row the shard in which its timer lies now. Returns how many had another."""
-    asked = sa.select(timers.c.prefix, timers.c.id, timers.c.shard).order_by(timers.c.prefix, timers.c.id).limit(SAVED)
+    asked = sa.select(*_NAME, timers.c.shard).order_by(*_NAME).limit(SAVED)
     last, changed = ("", ""), 0
-    while True:
-        rest = asked.where(last < IDENTITY)
-        found = sorted(await database.do(partial(fetch, asked=rest), writes=False))
-        if not found:
-            return changed
-        wrong = [
-            {"its_prefix": prefix, "its_id": timer_id, "its_shard": right}
-            for prefix, timer_id, shard in found
-            if (right := shard_of(prefix, timer_id)) != shard
-        ]
-        if wrong:
-            await database.do(partial(_execute, _RESHARD, wrong))
-        last, changed = (found[-1][0], found[-1][1]), changed + len(wrong)
+    while found := await _read(database, asked.where(last < IDENTITY)):
+        wrong = defaultdict[int, list[Identity]](list)
+        for prefix, timer_id, shard in found:
+            if (right := shard_of(prefix, timer_id)) != shard:
+                wrong[right].append((prefix, timer_id))
+        await database.do(partial(_move, wrong=wrong))
+        last, changed = (found[-1][0], found[-1][1]), changed + sum(map(len, wrong.values()))
+    return changed
 
 
-async def _execute(said: sa.Update, given: Sequence[dict[str, Any]], connection: AsyncConnection) -> None:
-    await connection.execute(said, given)
-
-
-_RESHARD: Final = (
-    sa.update(timers)
-    .where(timers.c.prefix == sa.bindparam("its_prefix"), timers.c.id == sa.bindparam("its_id"))
-    .values(shard=sa.bindparam("its_shard"))
-)
+async def _move(connection: AsyncConnection, wrong: Mapping[int, Collection[Identity]]) -> None:
+    for shard, identities in wrong.items():
+        named = among(connection, _NAME, identities)
+        await connection.execute(sa.update(timers).where(named).values(shard=shard))
 
 
 async def count(database: Database) -> dict[int, int]:
     """By shard: how many timers it has, without removed ones."""
-    asked = (
-        sa.select(timers.c.shard, sa.func.count().label("number"))
-        .where(timers.c.status != PURGED)
-        .group_by(timers.c.shard)
-    )
-    found = await database.do(lambda connection: connection.execute(asked.order_by(timers.c.shard)), writes=False)
-    return {row.shard: row.number for row in found}
+    asked = sa.select(timers.c.shard, sa.func.count()).where(timers.c.status != PURGED).group_by(timers.c.shard)
+    return dict(await _read(database, asked))
+
+
+async def count_live(database: Database, shard: int) -> int:
+    """How many timers of a shard are scheduled or run."""
+    asked = sa.select(sa.func.count()).where(timers.c.shard == shard, timers.c.status.in_(LIVE))
+    ((number,),) = await _read(database, asked)
+    return int(number)
+
+
+async def share_until(database: Database, shard: int, prefix: str, id: str) -> float:
+    """Which part of a shard's rows, without those of removed timers, is not behind a prefix and id."""
+    is_done = sa.case(((prefix, id) >= IDENTITY, 1.0), else_=0.0)
+    asked = sa.select(sa.func.avg(is_done)).where(timers.c.shard == shard, timers.c.status != PURGED)
+    ((share,),) = await _read(database, asked)
+    return 1.0 if share is None else float(share)
 
 
 async def find(connection: AsyncConnection, identities: Collection[Identity]) -> dict[Identity, Row]:
     """The rows of these timers, without those of removed ones."""
     asked = sa.select(*_COLUMNS).where(among(connection, _NAME, identities), timers.c.status != PURGED)
-    return {(row.prefix, row.id): row for row in await _read(asked, connection)}
+    return {(row.prefix, row.id): row for row in map(Row._make, await fetch(connection, asked))}
 
 
 async def take_back(connection: AsyncConnection, made: Collection[Made]) -> None:
@@ -192,7 +226,7 @@ async def set_pending(connection: AsyncConnection, made: Collection[Made], *, pe
 async def pending(database: Database, shards: Collection[int]) -> Sequence[Row]:
     """Some timers that Redis does not have yet."""
     asked = sa.select(*_COLUMNS).where(timers.c.pending, timers.c.shard.in_(shards), timers.c.status != PURGED)
-    return await database.do(partial(_read, asked.limit(SAVED)), writes=False)
+    return [*map(Row._make, await _read(database, asked.limit(SAVED)))]
 
 
 async def waiting(connection: AsyncConnection, identities: Collection[Identity]) -> set[Identity]:
@@ -226,16 +260,12 @@ def _upsert(insert: _Insert, *, only_removed: bool = False) -> _Insert:
     )
 
 
-def _new(found: sa.FromClause) -> sa.Select[Any]:
-    """All columns of new rows."""
+def _whole(found: sa.FromClause) -> sa.Select[Any]:
+    """All columns of the rows that a statement is given; of a new timer's those that it is not given."""
     untried = {name: sa.literal(value) for name, value in _UNTRIED.items()}
-    columns: Mapping[str, sa.ColumnElement[Any]] = {**untried, **dict(found.c.items()), "changed": found.c.created}
+    columns: Mapping[str, sa.ColumnElement[Any]] = {**untried, "changed": found.c.created, **dict(found.c.items())}
     # Without a condition SQLite would read ON CONFLICT as that of a join.
     return sa.select(*(columns[name] for name in Row._fields)).where(sa.text("true"))
-
-
-def _insert(dialect: str) -> _Insert:
-    return _upsert(_INTO[dialect].from_select(Row._fields, _new(_NEW[dialect])), only_removed=True)
 
 
 def _there(new: sa.FromClause) -> sa.Select[Any]:
@@ -246,14 +276,14 @@ def _there(new: sa.FromClause) -> sa.Select[Any]:
 
 
 _INTO: Final[Mapping[str, _Insert]] = {"sqlite": sqlite.insert(timers), "postgresql": postgresql.insert(timers)}
-_GIVEN: Final = {dialect: rows_given(dialect, Row.__annotations__) for dialect in _INTO}
-_NEW: Final = {dialect: rows_given(dialect, NewRow.__annotations__) for dialect in _INTO}
 _UPSERTS: Final = {
-    dialect: _upsert(into.from_select(Row._fields, sa.select(*_GIVEN[dialect].c).where(sa.text("true"))))
+    dialect: _upsert(into.from_select(Row._fields, _whole(rows_given(dialect, Row.__annotations__))))
     for dialect, into in _INTO.items()
 }
-_INSERTS: Final[Mapping[str, Statement]] = {
-    "sqlite": _insert("sqlite"),
-    "postgresql": _insert("postgresql").returning(*_NAME),
+_NEW: Final = {dialect: rows_given(dialect, NewRow.__annotations__) for dialect in _INTO}
+_INSERTS: Final = {
+    dialect: _upsert(into.from_select(Row._fields, _whole(_NEW[dialect])), only_removed=True)
+    for dialect, into in _INTO.items()
 }
+_RETURNING: Final = _INSERTS["postgresql"].returning(*_NAME)
 _THERE: Final = as_json(_there(_NEW["sqlite"]))
