@@ -9,7 +9,8 @@ from sqlalchemy import select
 
 from timers.ledger.database import Database
 from timers.ledger.inbox import waits_for
-from timers.ledger.rows import NewRow, Row, find, forget_removed, insert, save, take_back, tombstone, waiting
+from timers.ledger.many import execute
+from timers.ledger.rows import FORGET_REMOVED, TAKE_BACK, NewRow, Row, find, insert, save, tombstone, waiting
 from timers.ledger.schema import PURGED, timers
 
 FIRST = Row("p", "a", 0, "scheduled", 1, 0, 0, 0, 1, 2000, 1000, 1000, '{"payload":"ü"}', "", "")
@@ -121,8 +122,8 @@ async def test_sqlite_reads_no_whole_table_to_find_some_rows(tmp_path: Path) -> 
         assert set(await find(connection, names[1:])) == set(names[1:])
         assert await waiting(connection, names) == set()
         assert not await waits_for(connection, names)
-        await forget_removed(connection, names)
-        await take_back(connection, [(*names[0], FIRST.created), (*names[1], FIRST.created + 1)])
+        await execute(connection, FORGET_REMOVED, names)
+        await execute(connection, TAKE_BACK, [(*names[0], FIRST.created), (*names[1], FIRST.created + 1)])
         await driver.set_trace_callback(None)
         assert len(steps) >= 5
         for step in steps:

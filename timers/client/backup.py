@@ -293,11 +293,12 @@ class Import:
         if not batch:
             return
         if self._ledger is not None:
-            from timers.ledger.rows import forget_removed  # noqa: PLC0415 (what it needs is an extra)
+            from timers.ledger.many import execute  # noqa: PLC0415 (what it needs is an extra)
+            from timers.ledger.rows import FORGET_REMOVED  # noqa: PLC0415
 
             # A removal is newer than what was exported before it, so the ledger would have the timers removed again.
             names = [(record.prefix, record.id) for _, record in batch]
-            await self._ledger.do(partial(forget_removed, identities=names))
+            await self._ledger.do(partial(execute, statement=FORGET_REMOVED, rows=names))
         codes = await restore(
             self._store,
             [record for _, record in batch],

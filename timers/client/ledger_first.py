@@ -21,6 +21,7 @@ from timers.errors import LedgerUnavailable, Moving, Unavailable
 from timers.ledger import facts, inbox, requests, rows
 from timers.ledger.database import Transacting
 from timers.ledger.lives import Lives, save
+from timers.ledger.many import execute
 from timers.ledger.rows import NewRow, Row
 from timers.store import codec
 from timers.store.callers import Quota, Quotas
@@ -85,7 +86,7 @@ class LedgerFirst:
             replies = await self._quotas.arm(sent, quota)
         except Moving:  # whether the new place reads this ledger is not known
             wrong = [(a.prefix, a.id, a.created_ms) for a in sent if (a.prefix, a.id) in written]
-            await self._database.do(partial(rows.take_back, made=wrong))
+            await self._database.do(partial(execute, statement=rows.TAKE_BACK, rows=wrong))
             raise
         except Unavailable as away:
             away.nothing_done = away.nothing_done and not written
@@ -168,7 +169,7 @@ class LedgerFirst:
             if timer is not None and reply.code != "created":
                 found.append(self._row(timer))
         if wrong:
-            await self._database.do(partial(rows.take_back, made=wrong))
+            await self._database.do(partial(execute, statement=rows.TAKE_BACK, rows=wrong))
         if found:
             await self._database.do(partial(save, lives=before, changed=found))
 
@@ -182,7 +183,7 @@ class LedgerFirst:
 
         async def decide(connection: AsyncConnection) -> list[Reply]:
             made = [(*identity, created_ms) for identity, created_ms in new.items()]
-            await rows.set_pending(connection, made, pending=True)
+            await execute(connection, rows.AWAIT_ARMING, made)
             there, waiting = await rows.find(connection, others), await rows.waiting(connection, others)
             replies = []
             for arming in armings:

@@ -22,6 +22,7 @@ from timers.ledger import rows
 from timers.ledger.database import Database
 from timers.ledger.holding import hold, last_shards
 from timers.ledger.lives import save
+from timers.ledger.many import execute
 from timers.ledger.rows import Row
 from timers.logs import get_logger
 from timers.store import keys
@@ -225,7 +226,7 @@ class Following:
                 there = [
                     (row.prefix, row.id, row.created) for row, code in zip(page, became, strict=True) if code in _THERE
                 ]
-                await self._database.do(partial(rows.set_pending, made=there, pending=False))
+                await self._database.do(partial(execute, statement=rows.ARMED, rows=there))
                 codes |= {*became}
 
     async def _follow(self, shard: int) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.ledger.schema import facts
@@ -13,11 +13,6 @@ KEY: Final = "key"
 
 Fact = tuple[str, str]
 """(kind, name)."""
-
-
-def into(connection: AsyncConnection) -> postgresql.Insert | sqlite.Insert:
-    """The beginning of a statement that writes facts."""
-    return postgresql.insert(facts) if connection.dialect.name == "postgresql" else sqlite.insert(facts)
 
 
 async def read(connection: AsyncConnection) -> dict[Fact, str]:
@@ -34,8 +29,8 @@ async def has_keys(connection: AsyncConnection) -> bool:
 
 async def write(connection: AsyncConnection, changed: Mapping[Fact, str], gone: Collection[Fact]) -> None:
     """Write facts and delete others."""
-    insert = into(connection)
-    upsert = insert.on_conflict_do_update(index_elements=["kind", "name"], set_={"value": insert.excluded.value})
+    said = insert(facts)
+    upsert = said.on_conflict_do_update(index_elements=["kind", "name"], set_={"value": said.excluded.value})
     for kind, name in sorted(gone):
         await connection.execute(sa.delete(facts).where(facts.c.kind == kind, facts.c.name == name))
     if changed:

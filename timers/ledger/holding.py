@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.ledger.schema import epochs, now_ms
@@ -48,10 +48,11 @@ async def hold(
         return Holder(*found)
     # Pods that start now do not know them.
     await connection.execute(sa.delete(epochs).where(epochs.c.server.in_([each for each in known if each != server])))
-    insert = postgresql.insert(epochs) if connection.dialect.name == "postgresql" else sqlite.insert(epochs)
     values = {"epoch": epoch, "server": server, "shards": shards, "made": now_ms(), "seen": now_ms()}
-    said = insert.values(**values).on_conflict_do_update(
-        index_elements=["epoch", "server"], set_={"seen": now_ms(), "shards": shards}
+    said = (
+        insert(epochs)
+        .values(**values)
+        .on_conflict_do_update(index_elements=["epoch", "server"], set_={"seen": now_ms(), "shards": shards})
     )
     await connection.execute(said)
     return None

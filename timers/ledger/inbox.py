@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from timers.ledger.many import among
+from timers.ledger.many import among, execute
 from timers.ledger.schema import inbox, now_ms, refused
 
 TAKEN: Final = 500
@@ -61,8 +61,7 @@ async def waited_ms(connection: AsyncConnection) -> int | None:
 
 async def waits_for(connection: AsyncConnection, identities: Sequence[tuple[str, str]]) -> bool:
     """Whether there are rows for one of these timers."""
-    asked = sa.select(inbox.c.seq).where(among(connection, (inbox.c.prefix, inbox.c.id), identities)).limit(1)
-    return (await connection.execute(asked)).first() is not None
+    return bool(await execute(connection, _WAITING, identities))
 
 
 async def take(connection: AsyncConnection, most: int = TAKEN) -> list[Taken]:
@@ -145,4 +144,5 @@ def _bytes(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
 
 
 _TAKE: Final = {"postgresql": _take(lambda column: column), "sqlite": _take(_bytes)}
+_WAITING: Final = sa.select(inbox.c.seq).where(among(inbox.c.prefix, inbox.c.id))
 _FIRST: Final = sa.select(inbox.c.at, now_ms()).order_by(inbox.c.seq).limit(1)

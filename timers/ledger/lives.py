@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.errors import Unavailable
 from timers.ledger import rows
-from timers.ledger.facts import into
 from timers.ledger.rows import Row
 from timers.ledger.schema import facts
 
@@ -33,7 +33,7 @@ async def begin(connection: AsyncConnection, shard: int, before: str | None, lif
     """Say that a shard has another life than `before`, which the caller knew before it asked Redis. False if somebody
     else has said one meanwhile: that may be a later one."""
     if before is None:
-        new = into(connection).values(kind=LIFE, name=str(shard), value=life).on_conflict_do_nothing()
+        new = insert(facts).values(kind=LIFE, name=str(shard), value=life).on_conflict_do_nothing()
         return (await connection.execute(new)).rowcount == 1
     of_it = sa.and_(facts.c.kind == LIFE, facts.c.name == str(shard), facts.c.value == before)
     return (await connection.execute(sa.update(facts).where(of_it).values(value=life))).rowcount == 1

@@ -1,31 +1,21 @@
 """Owns the rows of timers: how a record is kept in SQL, that a row never goes back to an older state, and how new the
 rows are."""
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.core.model import Status
 from timers.ledger.database import Database
-from timers.ledger.many import among, as_json, execute, fetch, of_json, rows_given
+from timers.ledger.many import SAVED, among, execute, fetch, rows_given
 from timers.ledger.schema import LIVE, PURGED, timers
 
 Identity = tuple[str, str]
 """(prefix, id)."""
-
-Made = tuple[str, str, int]
-"""What tells a timer from the others of its name: prefix, id and creation."""
-
-_Insert = postgresql.Insert | sqlite.Insert
-_Some = TypeVar("_Some", "Row", "NewRow")
-
-SAVED: Final = 1000
-"""Rows that one statement writes."""
 
 
 class Row(NamedTuple):
@@ -79,8 +69,7 @@ _UNTRIED: Final = {
 
 _AGE: Final = ("created", "version", "changed")
 _NAME: Final = (timers.c.prefix, timers.c.id)
-_MADE: Final = (*_NAME, timers.c.created)
-_AGES: Final = (*_MADE, timers.c.version, timers.c.status)
+_AGES: Final = (*_NAME, timers.c.created, timers.c.version, timers.c.status)
 IDENTITY: Final = sa.tuple_(*_NAME)
 _COLUMNS: Final = [timers.c[name] for name in Row._fields]
 
@@ -92,34 +81,24 @@ def tombstone(prefix: str, id: str, shard: int, *, version: int, created: int, a
 
 async def save(connection: AsyncConnection, rows: Iterable[Row]) -> None:
     """Write rows, each unless there is one as new: of a later life of the timer, or of the same life and as late."""
-    dialect = connection.dialect.name
     # In one order, because two transactions that write the same rows in different orders would wait for each other.
     newest: dict[Identity, Row] = {}
     for row in rows:
         there = newest.setdefault(row[:2], row)
         if there is not row and age(there) < age(row):
             newest[row[:2]] = row
-    for some in _parts(sorted(newest.values())):
-        await execute(connection, _UPSERTS[dialect], some)
-
-
-def _parts(rows: Sequence[_Some]) -> Iterator[Sequence[_Some]]:
-    """As many rows as a statement takes."""
-    return (rows[start : start + SAVED] for start in range(0, len(rows), SAVED))
+    await execute(connection, _UPSERT, sorted(newest.values()))
 
 
 async def insert(connection: AsyncConnection, rows: Sequence[NewRow]) -> set[Identity]:
     """Write rows of timers that the ledger does not have, or whose earlier life was removed; of one timer's rows the
     first, as Redis does. Returns those that were written."""
-    dialect, written = connection.dialect.name, set[Identity]()
-    for some in _parts(sorted({row[:2]: row for row in reversed(rows)}.values())):
-        if dialect == "sqlite":  # nobody else can write meanwhile
-            ((there,),) = await execute(connection, _THERE, some)
-            await execute(connection, _INSERTS[dialect], some)
-            written |= {row[:2] for row in some}.difference(of_json(there))
-        else:
-            written |= {(prefix, timer_id) for prefix, timer_id in await execute(connection, _RETURNING, some)}
-    return written
+    some = sorted({row[:2]: row for row in reversed(rows)}.values())
+    if connection.dialect.name == "sqlite":  # nobody else can write meanwhile
+        there = await execute(connection, _THERE, some)
+        await execute(connection, _INSERT, some)
+        return {row[:2] for row in some}.difference(there)
+    return {(prefix, timer_id) for prefix, timer_id in await execute(connection, _INSERT_RETURNING, some)}
 
 
 async def page(database: Database, shard: int, prefix: str, id: str, *, since_ms: int = 0) -> Sequence[Row]:
@@ -143,7 +122,7 @@ async def page_of_ages(
 
 async def ages(connection: AsyncConnection, identities: Collection[Identity]) -> dict[Identity, RowAge]:
     """How new the rows of these timers are, as far as there are any."""
-    return _ages(await fetch(connection, sa.select(*_AGES).where(among(connection, _NAME, identities))))
+    return _ages(await execute(connection, _FIND_AGES, list(identities)))
 
 
 def _ages(found: Iterable[tuple[Any, ...]]) -> dict[Identity, RowAge]:
@@ -165,19 +144,11 @@ async def reshard(database: Database, shard_of: Callable[[str, str], int]) -> in
     asked = sa.select(*_NAME, timers.c.shard).order_by(*_NAME).limit(SAVED)
     last, changed = ("", ""), 0
     while found := await _read(database, asked.where(last < IDENTITY)):
-        wrong = defaultdict[int, list[Identity]](list)
-        for prefix, timer_id, shard in found:
-            if (right := shard_of(prefix, timer_id)) != shard:
-                wrong[right].append((prefix, timer_id))
-        await database.do(partial(_move, wrong=wrong))
-        last, changed = (found[-1][0], found[-1][1]), changed + sum(map(len, wrong.values()))
+        right = [(prefix, timer_id, shard_of(prefix, timer_id)) for prefix, timer_id, _ in found]
+        wrong = [new for new, old in zip(right, found, strict=True) if new != old]
+        await database.do(partial(execute, statement=_MOVE, rows=wrong))
+        last, changed = right[-1][:2], changed + len(wrong)
     return changed
-
-
-async def _move(connection: AsyncConnection, wrong: Mapping[int, Collection[Identity]]) -> None:
-    for shard, identities in wrong.items():
-        named = among(connection, _NAME, identities)
-        await connection.execute(sa.update(timers).where(named).values(shard=shard))
 
 
 async def count(database: Database) -> dict[int, int]:
@@ -203,24 +174,8 @@ async def share_until(database: Database, shard: int, prefix: str, id: str) -> f
 
 async def find(connection: AsyncConnection, identities: Collection[Identity]) -> dict[Identity, Row]:
     """The rows of these timers, without those of removed ones."""
-    asked = sa.select(*_COLUMNS).where(among(connection, _NAME, identities), timers.c.status != PURGED)
-    return {(row.prefix, row.id): row for row in map(Row._make, await fetch(connection, asked))}
-
-
-async def take_back(connection: AsyncConnection, made: Collection[Made]) -> None:
-    """Delete rows of timers that did not come to be."""
-    await connection.execute(sa.delete(timers).where(among(connection, _MADE, made), timers.c.version == 1))
-
-
-async def forget_removed(connection: AsyncConnection, identities: Collection[Identity]) -> None:
-    """Delete what is left of removed timers, so that they can come back as they were."""
-    named = among(connection, _NAME, identities)
-    await connection.execute(sa.delete(timers).where(named, timers.c.status == PURGED))
-
-
-async def set_pending(connection: AsyncConnection, made: Collection[Made], *, pending: bool) -> None:
-    """Note whether Redis has yet to be given these timers."""
-    await connection.execute(sa.update(timers).where(among(connection, _MADE, made)).values(pending=pending))
+    found = await execute(connection, _FIND, list(identities))
+    return {(row.prefix, row.id): row for row in map(Row._make, found)}
 
 
 async def pending(database: Database, shards: Collection[int]) -> Sequence[Row]:
@@ -231,8 +186,8 @@ async def pending(database: Database, shards: Collection[int]) -> Sequence[Row]:
 
 async def waiting(connection: AsyncConnection, identities: Collection[Identity]) -> set[Identity]:
     """Those of these timers that Redis does not have yet."""
-    asked = sa.select(*_NAME).where(among(connection, _NAME, identities), timers.c.pending)
-    return {(prefix, timer_id) for prefix, timer_id in await fetch(connection, asked)}
+    found = await execute(connection, _FIND_PENDING, list(identities))
+    return {(prefix, timer_id) for prefix, timer_id in found}
 
 
 async def clean(database: Database, before_ms: int) -> None:
@@ -249,8 +204,14 @@ def age(row: Row) -> tuple[int, int, int]:
     return row.created, row.version, row.changed
 
 
-def _upsert(insert: _Insert, *, only_removed: bool = False) -> _Insert:
-    """Write what is newer than the row that is there; `only_removed`: if that is of a timer that was removed."""
+def _upsert(given: sa.FromClause, *, only_removed: bool = False) -> postgresql.Insert:
+    """Write rows that are given and newer than the row that is there; `only_removed`: if that is of a timer that was
+    removed. A new timer is given without some columns."""
+    untried = {name: sa.literal(value) for name, value in _UNTRIED.items()}
+    columns: Mapping[str, sa.ColumnElement[Any]] = {**untried, "changed": given.c.created, **dict(given.c.items())}
+    # Without a condition SQLite would read ON CONFLICT as that of a join.
+    whole = sa.select(*(columns[name] for name in Row._fields)).where(sa.text("true"))
+    insert = postgresql.insert(timers).from_select(Row._fields, whole)
     new, rest = insert.excluded, [name for name in Row._fields if name not in ("prefix", "id")]
     newer = sa.tuple_(*(new[name] for name in _AGE)) > sa.tuple_(*(timers.c[name] for name in _AGE))
     if only_removed:
@@ -260,30 +221,34 @@ def _upsert(insert: _Insert, *, only_removed: bool = False) -> _Insert:
     )
 
 
-def _whole(found: sa.FromClause) -> sa.Select[Any]:
-    """All columns of the rows that a statement is given; of a new timer's those that it is not given."""
-    untried = {name: sa.literal(value) for name, value in _UNTRIED.items()}
-    columns: Mapping[str, sa.ColumnElement[Any]] = {**untried, "changed": found.c.created, **dict(found.c.items())}
-    # Without a condition SQLite would read ON CONFLICT as that of a join.
-    return sa.select(*(columns[name] for name in Row._fields)).where(sa.text("true"))
+def _named(given: sa.FromClause) -> sa.ColumnElement[bool]:
+    return sa.and_(timers.c.prefix == given.c.prefix, timers.c.id == given.c.id)
 
 
-def _there(new: sa.FromClause) -> sa.Select[Any]:
-    """Which of the timers of new rows the ledger has."""
-    is_free = sa.and_(timers.c.status == PURGED, new.c.created > timers.c.created)
-    of_it = sa.and_(timers.c.prefix == new.c.prefix, timers.c.id == new.c.id)
-    return sa.select(*_NAME).join_from(new, timers, of_it).where(~is_free)
+_NEW: Final = rows_given(NewRow.__annotations__)
+_IS_FREE: Final = sa.and_(timers.c.status == PURGED, _NEW.c.created > timers.c.created)
+_THERE: Final = sa.select(*_NAME).join_from(_NEW, timers, _named(_NEW)).where(~_IS_FREE)
+_INSERT: Final = _upsert(_NEW, only_removed=True)
+_INSERT_RETURNING: Final = _INSERT.returning(*_NAME)
+_UPSERT: Final = _upsert(rows_given(Row.__annotations__))
 
+_MOVED: Final = rows_given({"prefix": str, "id": str, "shard": int})
+_MOVE: Final = sa.update(timers).where(_named(_MOVED)).values(shard=_MOVED.c.shard)
 
-_INTO: Final[Mapping[str, _Insert]] = {"sqlite": sqlite.insert(timers), "postgresql": postgresql.insert(timers)}
-_UPSERTS: Final = {
-    dialect: _upsert(into.from_select(Row._fields, _whole(rows_given(dialect, Row.__annotations__))))
-    for dialect, into in _INTO.items()
-}
-_NEW: Final = {dialect: rows_given(dialect, NewRow.__annotations__) for dialect in _INTO}
-_INSERTS: Final = {
-    dialect: _upsert(into.from_select(Row._fields, _whole(_NEW[dialect])), only_removed=True)
-    for dialect, into in _INTO.items()
-}
-_RETURNING: Final = _INSERTS["postgresql"].returning(*_NAME)
-_THERE: Final = as_json(_there(_NEW["sqlite"]))
+_AMONG: Final = among(*_NAME)
+_FIND: Final = sa.select(*_COLUMNS).where(_AMONG, timers.c.status != PURGED)
+_FIND_AGES: Final = sa.select(*_AGES).where(_AMONG)
+_FIND_PENDING: Final = sa.select(*_NAME).where(_AMONG, timers.c.pending)
+
+FORGET_REMOVED: Final = sa.delete(timers).where(_AMONG, timers.c.status == PURGED)
+"""Deletes what is left of removed timers, so that they can come back as they were. Is given identities."""
+
+_THESE: Final = among(*_NAME, timers.c.created)
+TAKE_BACK: Final = sa.delete(timers).where(_THESE, timers.c.version == 1)
+"""Deletes rows of timers that did not come to be. Is given prefix, id and creation of each, and so are the next two."""
+
+AWAIT_ARMING: Final = sa.update(timers).where(_THESE).values(pending=sa.true())
+"""Notes that Redis does not have these new timers yet."""
+
+ARMED: Final = sa.update(timers).where(_THESE).values(pending=sa.false())
+"""Notes that Redis has these timers now."""

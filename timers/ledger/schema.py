@@ -2,7 +2,8 @@
 
 Times are epoch milliseconds of the Redis server's clock, as in records, except `at` of the inbox, which is the SQL
 server's. All names begin with `timers_`, so that the ledger may lie in an application's own database. A change of a
-table needs a migration, see `migrations/`.
+table needs a migration, see `migrations/`. Statements with ON CONFLICT are SQLAlchemy's for PostgreSQL: SQLite has the
+same syntax, and SQLAlchemy compiles them for it too.
 """
 
 from typing import Final
