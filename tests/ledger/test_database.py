@@ -54,9 +54,9 @@ async def test_tables_of_a_later_version_are_refused_and_left_alone(database: Da
         await database.upgrade()
 
 
-def test_an_sqlite_that_takes_too_few_parameters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 31, 1))
-    with pytest.raises(ConfigurationError, match=r"expected 3\.32 or later"):
+def test_an_sqlite_that_does_not_know_the_statements_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    with pytest.raises(ConfigurationError, match=r"expected 3\.35 or later"):
         Database("sqlite+aiosqlite:///ledger.db")
 
 

@@ -50,8 +50,8 @@ END_SECONDS: Final = 1.0
 CONNECTIONS: Final = 8
 """The most connections of one process. Callers at the same time share transactions."""
 
-SQLITE: Final = (3, 32)
-"""Earlier ones take too few parameters in a statement."""
+SQLITE: Final = (3, 35)
+"""Earlier ones know no RETURNING, and take too few parameters in a statement."""
 
 _OPTIONS: Final = {"version_table": VERSION_TABLE}
 _MIGRATIONS: Final = Path(__file__).with_name("migrations")
@@ -282,7 +282,7 @@ def _engine(url: str, threads: WeakSet[Thread], file: OpenFile) -> AsyncEngine:
         if parsed.get_backend_name() == "sqlite":
             if sqlite3.sqlite_version_info < SQLITE:
                 has = sqlite3.sqlite_version
-                raise ConfigurationError(f"TIMERS_LEDGER_URL: Python has SQLite {has}; expected 3.32 or later")
+                raise ConfigurationError(f"TIMERS_LEDGER_URL: Python has SQLite {has}; expected 3.35 or later")
             # One connection: SQLite has one writer, and 16 that compete for it are slower than one.
             engine = create_async_engine(
                 parsed,
