@@ -33,12 +33,26 @@ async def test_an_empty_database_is_refused_until_it_was_upgraded(ledger_url: st
     await database.close()
 
 
-async def test_the_migrations_make_the_tables_that_the_code_uses(database: Database) -> None:
-    def differences(connection: Connection) -> list[object]:
-        options = {"version_table": VERSION_TABLE, "compare_server_default": False}
-        return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
+def differences(connection: Connection) -> list[object]:
+    options = {"version_table": VERSION_TABLE, "compare_server_default": False}
+    return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
 
+
+async def test_the_migrations_make_the_tables_that_the_code_uses(database: Database) -> None:
     assert await database.run(differences) == []
+
+
+async def test_the_migrations_make_them_of_those_of_the_first_version(ledger_url: str) -> None:
+    database = Database(ledger_url)
+    first = Path(__file__).with_name(f"first_{database.dialect}.sql").read_text()
+    async with database.transaction() as connection:
+        for statement in first.split(";\n"):
+            await connection.execute(text(statement))
+        await connection.execute(text("CREATE TABLE timers_schema (version_num VARCHAR(32) PRIMARY KEY)"))
+        await connection.execute(text("INSERT INTO timers_schema VALUES ('0001')"))
+    await database.upgrade()
+    assert await database.run(differences) == []
+    await database.close()
 
 
 async def test_all_tables_begin_with_timers(database: Database) -> None:

@@ -6,7 +6,7 @@ table needs a migration, see `migrations/`. Statements with ON CONFLICT are SQLA
 same syntax, and SQLAlchemy compiles them for it too.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
@@ -45,63 +45,50 @@ def _now_sqlite(_element: now_ms, _compiler: SQLCompiler, **_: object) -> str:
     return "(CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER))"
 
 
-def names(*columns: str) -> list[sa.Column[str]]:
+def _names(*columns: str) -> list[sa.Column[str]]:
     """Columns of the primary key."""
     return [sa.Column(column, _NAME, primary_key=True) for column in columns]
 
 
-def texts(*columns: str) -> list[sa.Column[str]]:
-    """Columns without NULL."""
+def _texts(*columns: str) -> list[sa.Column[str]]:
     return [sa.Column(column, sa.Text, nullable=False) for column in columns]
 
 
-def numbers(*columns: str) -> list[sa.Column[int]]:
-    """Columns without NULL, such as of times in ms."""
+def _numbers(*columns: str) -> list[sa.Column[int]]:
     return [sa.Column(column, sa.BigInteger, nullable=False) for column in columns]
 
 
-def _live(status: sa.Column[str]) -> sa.ColumnElement[bool]:
-    return status.in_(LIVE)
+def _index(name: str, where: sa.ColumnElement[bool], *columns: sa.Column[Any]) -> None:
+    sa.Index(name, *columns, sqlite_where=where, postgresql_where=where)
 
 
 timers: Final = sa.Table(
     "timers_timers",
     metadata,
-    *names("prefix", "id"),
+    *_names("prefix", "id"),
     sa.Column("shard", sa.Integer, nullable=False),
-    *texts("status"),
-    *numbers("version", "token", "attempt", "failures", "occurrence", "due", "created", "changed"),
-    *texts("spec", "progress", "history"),
+    *_texts("status"),
+    *_numbers("version", "token", "attempt", "failures", "occurrence", "due", "created", "changed"),
+    *_texts("spec", "progress", "history"),
     sa.Column("pending", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 """A row for each timer: its record, `spec`, `progress` and `history` as the record has them. `pending`: Redis was away
 when a caller armed it, and has yet to be given it."""
 
-sa.Index(
-    "timers_timers_live",
-    timers.c.shard,
-    timers.c.due,
-    sqlite_where=_live(timers.c.status),
-    postgresql_where=_live(timers.c.status),
-)
-sa.Index(
-    "timers_timers_finished",
-    timers.c.changed,
-    sqlite_where=~_live(timers.c.status),
-    postgresql_where=~_live(timers.c.status),
-)
-sa.Index("timers_timers_pending", timers.c.shard, sqlite_where=timers.c.pending, postgresql_where=timers.c.pending)
+_index("timers_timers_live", timers.c.status.in_(LIVE), timers.c.shard, timers.c.due)
+_index("timers_timers_finished", timers.c.status.not_in(LIVE), timers.c.changed)
+_index("timers_timers_pending", timers.c.pending, timers.c.shard)
 
-facts: Final = sa.Table("timers_facts", metadata, *names("kind", "name"), *texts("value"))
+facts: Final = sa.Table("timers_facts", metadata, *_names("kind", "name"), *_texts("value"))
 """What else a db needs to go on as before: `declared` prefixes, `paused` prefixes, API `key`s; and the `life` of each
 shard."""
 
 epochs: Final = sa.Table(
     "timers_epochs",
     metadata,
-    *names("epoch", "server"),
+    *_names("epoch", "server"),
     sa.Column("shards", sa.Integer, nullable=False),
-    *numbers("made", "seen"),
+    *_numbers("made", "seen"),
 )
 """The dbs that have used this ledger, and on which Redis server: since when, and when a pod last said so, both by the
 SQL server's clock."""
@@ -110,7 +97,7 @@ inbox: Final = sa.Table(
     "timers_inbox",
     metadata,
     sa.Column("seq", _SEQUENCE, sa.Identity(), primary_key=True),
-    *texts("prefix", "id", "action"),
+    *_texts("prefix", "id", "action"),
     sa.Column("body", sa.Text, nullable=False, server_default="{}"),
     sa.Column("at", sa.BigInteger, nullable=False, server_default=now_ms()),
     sqlite_autoincrement=True,
@@ -123,20 +110,20 @@ refused: Final = sa.Table(
     "timers_inbox_refused",
     metadata,
     sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
-    *texts("prefix", "id", "action", "body"),
-    *numbers("at"),
-    *texts("problem"),
+    *_texts("prefix", "id", "action", "body"),
+    *_numbers("at"),
+    *_texts("problem"),
 )
 """Rows of the inbox that could not be carried out, and why. A person deletes them."""
 
 effects: Final = sa.Table(
     "timers_effects",
     metadata,
-    *names("prefix", "id"),
+    *_names("prefix", "id"),
     sa.Column("created", sa.BigInteger, primary_key=True, autoincrement=False),
-    *numbers("occurrence"),
-    *texts("outcome"),
-    *numbers("at"),
+    *_numbers("occurrence"),
+    *_texts("outcome"),
+    *_numbers("at"),
 )
 """For `once`: the newest occurrence of a timer whose effects were committed, and how its run ended."""
 
