@@ -7,14 +7,12 @@ import socket
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
-from threading import Thread, current_thread
 from typing import Any, Final, Protocol, TypeVar
-from weakref import WeakSet
 
 from alembic import command
 from alembic.config import Config
@@ -26,9 +24,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from timers.errors import ConfigurationError, LedgerUnavailable
 from timers.ledger.facts import has_keys
-from timers.ledger.file import OpenFile
 from timers.ledger.inbox import set_notify, waited_ms
 from timers.ledger.schema import VERSION_TABLE, timers
+from timers.ledger.sqlite import SqliteFile, begin
 from timers.logs import request_id
 from timers.setting_values import LEDGER_URL
 
@@ -117,9 +115,8 @@ class Database:
 
     def __init__(self, url: str) -> None:
         """Opens nothing yet. Raises ConfigurationError for a URL that cannot be used, without its password."""
-        self._threads = WeakSet[Thread]()
-        self._file = OpenFile()
-        self.engine = _engine(url, self._threads, self._file)
+        self._file = SqliteFile()
+        self.engine = _engine(url, self._file)
         self.dialect = self.engine.dialect.name
         self._free = asyncio.Semaphore(1 if self.dialect == "sqlite" else CONNECTIONS)
         self._failed: str | None = None
@@ -139,12 +136,9 @@ class Database:
         return frozenset(request for began, request in self._under_way if request is not None and began < before)
 
     async def close(self) -> None:
-        """Close all connections. Those of SQLite have a thread each, and the driver does not wait for the thread of one
-        that could not be opened: it would tell an event loop that has ended by then."""
+        """Close all connections."""
         await self.engine.dispose()
-        for thread in list(self._threads):
-            if thread.is_alive():
-                await asyncio.to_thread(thread.join, BUSY_SECONDS)
+        await self._file.closed(BUSY_SECONDS)
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
@@ -247,8 +241,7 @@ class Database:
         state = await self.state()
         if state.found is not None and not state.known:
             raise ConfigurationError(f"TIMERS_LEDGER_URL: the database cannot be used; {state.problem}")
-        await self.run(_upgrade)
-        await self.run(partial(set_notify, notify=notify))
+        await self.run(partial(_upgrade, notify=notify))
 
 
 async def _end(doing: asyncio.Task[Any], drivers: list[Any]) -> None:
@@ -269,14 +262,15 @@ def _revision(connection: Connection) -> str | None:
     return MigrationContext.configure(connection, opts=_OPTIONS).get_current_revision()
 
 
-def _upgrade(connection: Connection) -> None:
+def _upgrade(connection: Connection, *, notify: bool) -> None:
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+    set_notify(connection, notify=notify)
 
 
-def _engine(url: str, threads: WeakSet[Thread], file: OpenFile) -> AsyncEngine:
+def _engine(url: str, file: SqliteFile) -> AsyncEngine:
     try:
         parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite":
@@ -284,54 +278,17 @@ def _engine(url: str, threads: WeakSet[Thread], file: OpenFile) -> AsyncEngine:
                 has = sqlite3.sqlite_version
                 raise ConfigurationError(f"TIMERS_LEDGER_URL: Python has SQLite {has}; expected 3.35 or later")
             # One connection: SQLite has one writer, and 16 that compete for it are slower than one.
-            engine = create_async_engine(
-                parsed,
-                connect_args={"timeout": BUSY_SECONDS, "factory": partial(_open_sqlite, threads, file)},
-                pool_size=1,
-                max_overflow=0,
-            )
-            event.listen(engine.sync_engine, "begin", _begin_sqlite)
+            options = {"timeout": BUSY_SECONDS, "factory": file.open}
+            engine = create_async_engine(parsed, connect_args=options, pool_size=1, max_overflow=0)
+            event.listen(engine.sync_engine, "begin", begin)
             return engine
-        return create_async_engine(
-            parsed,
-            connect_args=_UNPREPARED[parsed.get_driver_name()],
-            pool_size=CONNECTIONS,
-            max_overflow=0,
-        )
+        options = _UNPREPARED[parsed.get_driver_name()]
+        return create_async_engine(parsed, connect_args=options, pool_size=CONNECTIONS, max_overflow=0)
     except (ArgumentError, NoSuchModuleError, KeyError):
         raise ConfigurationError(f"TIMERS_LEDGER_URL: the given value is not accepted; expected {LEDGER_URL}") from None
     except ImportError as error:
         rule = "is missing: pip install 'redis-timers[ledger]'"
         raise ConfigurationError(f"TIMERS_LEDGER_URL: the package {error.name} {rule}") from error
-
-
-class _Sqlite(sqlite3.Connection):
-    """A connection that ends its transaction when it is closed. SQLite itself would keep it, and its lock, for as long
-    as somebody holds a statement with rows left, such as a caller that was cancelled."""
-
-    def close(self) -> None:
-        with suppress(sqlite3.ProgrammingError):  # it is closed already
-            self.rollback()
-        super().close()
-
-
-def _open_sqlite(threads: WeakSet[Thread], file: OpenFile, *given: Any, **options: Any) -> sqlite3.Connection:
-    """A commit is on the disk when it returns, and readers do not wait for the writer. Runs in the connection's
-    thread."""
-    threads.add(current_thread())
-    connection = _Sqlite(*given, **options)
-    connection.isolation_level = None  # `_begin_sqlite` begins the transactions
-    for pragma in ("journal_mode=WAL", "synchronous=FULL"):
-        connection.execute(f"PRAGMA {pragma}").close()
-    file.opened(connection.execute("PRAGMA database_list").fetchone()[2])
-    return connection
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    """A transaction that reads first and then writes would fail if another wrote in between."""
-    begin = "BEGIN IMMEDIATE" if connection.get_execution_options().get("writes", True) else "BEGIN"
-    driver: Any = connection.connection.dbapi_connection
-    driver.run_async(lambda sqlite: sqlite.execute_fetchall(begin))  # SQLAlchemy's way waits for its thread three times
 
 
 @contextmanager
