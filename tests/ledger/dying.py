@@ -8,7 +8,7 @@ from typing import Any
 
 import timers.engine.inbox as engine
 from timers import Context, Timer, processor
-from timers.ledger.lives import save
+from timers.ledger.rows import save_in
 
 calls = count(1)
 
@@ -16,10 +16,10 @@ calls = count(1)
 async def save_or_die(*given: Any) -> None:
     if next(calls) == int(os.environ["DIES_AT"]):
         os.kill(os.getpid(), signal.SIGKILL)
-    await save(*given)
+    await save_in(*given)
 
 
-vars(engine)["save"] = save_or_die
+vars(engine)["save_in"] = save_or_die
 
 
 @processor("noted")

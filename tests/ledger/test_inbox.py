@@ -23,8 +23,8 @@ from timers.ledger import arm, cancel
 from timers.ledger import bell as bell_module
 from timers.ledger.bell import Bell, listening
 from timers.ledger.database import Database
+from timers.ledger.facts import Lives
 from timers.ledger.inbox import Taken, take
-from timers.ledger.lives import Lives
 from timers.ledger.schema import inbox, refused, timers
 from timers.processor import Registry
 from timers.store.following import read_marks

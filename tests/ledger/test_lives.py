@@ -12,8 +12,8 @@ from timers.client.copies import enter, entered, given_back
 from timers.engine.inbox import Inbox
 from timers.errors import Unavailable
 from timers.ledger.database import Database
-from timers.ledger.lives import begin, known, save
-from timers.ledger.rows import Row
+from timers.ledger.facts import begin_life, lives_of
+from timers.ledger.rows import Row, save_in
 
 __all__ = ["by_hand"]
 
@@ -22,16 +22,18 @@ ROW = Row("note", "a", 0, "scheduled", 7, 0, 0, 0, 1, 2000, 1000, 1000, "{}", ""
 
 async def test_nothing_of_an_earlier_life_is_written(fleet: Fleet, database: Database) -> None:
     before = await enter(fleet.store, database, 0)
-    await database.do(partial(save, lives={0: before.life}, changed=[ROW]))
+    await database.do(partial(save_in, lives={0: before.life}, changed=[ROW]))
     await fleet.redis.flushall()
     await fleet.store.identity.refresh()
     later = await enter(fleet.store, database, 0)
     assert later.life != before.life
     for lives in ({0: before.life}, {0: later.life, 1: "x/y"} | {0: before.life}):
         with pytest.raises(Unavailable, match="lost data"):
-            await database.do(partial(save, lives=lives, changed=[ROW._replace(version=8)]))
+            await database.do(partial(save_in, lives=lives, changed=[ROW._replace(version=8)]))
     assert (await in_ledger(database))["note:a"].version == 7
-    await database.do(partial(save, lives={0: later.life, 1: "nobody has said one"}, changed=[ROW._replace(version=9)]))
+    await database.do(
+        partial(save_in, lives={0: later.life, 1: "nobody has said one"}, changed=[ROW._replace(version=9)])
+    )
     assert (await in_ledger(database))["note:a"].version == 9
 
 
@@ -41,9 +43,9 @@ async def test_a_life_that_is_over_is_not_said_after_the_next(fleet: Fleet, data
     await fleet.redis.flushall()
     await fleet.store.identity.refresh()
     (second,) = (await entered(fleet.store, database, [0])).values()
-    assert not await database.do(partial(begin, shard=0, before=None, life=first.life))
-    assert not await database.do(partial(begin, shard=0, before=first.life, life="x/y"))
-    assert await database.do(partial(known, shards=[0, 1])) == {0: second.life}
+    assert not await database.do(partial(begin_life, shard=0, before=None, life=first.life))
+    assert not await database.do(partial(begin_life, shard=0, before=first.life, life="x/y"))
+    assert await database.do(partial(lives_of, shards=[0, 1])) == {0: second.life}
 
 
 async def test_a_life_begins_only_once_what_is_being_written_is_there(fleet: Fleet, database: Database) -> None:
@@ -52,13 +54,13 @@ async def test_a_life_begins_only_once_what_is_being_written_is_there(fleet: Fle
 
     async def slowly() -> None:
         async with database.transaction() as connection:
-            await save(connection, {0: first.life}, [ROW])
+            await save_in(connection, {0: first.life}, [ROW])
             saved.set()
             await goes_on.wait()
 
     async def next_one() -> Row:
         await saved.wait()
-        turn = asyncio.create_task(database.do(partial(begin, shard=0, before=first.life, life="x/y")))
+        turn = asyncio.create_task(database.do(partial(begin_life, shard=0, before=first.life, life="x/y")))
         await asyncio.wait({turn}, timeout=0.1)
         assert not turn.done()
         goes_on.set()

@@ -13,11 +13,10 @@ from typing import Final
 from timers.core.fields import encode
 from timers.core.model import RESTORED, Status, Timer
 from timers.errors import Unavailable
-from timers.ledger import facts, lives, rows
+from timers.ledger import facts, rows
 from timers.ledger.database import Database, Transacting
-from timers.ledger.facts import KEY
-from timers.ledger.lives import Lives, save
-from timers.ledger.rows import Identity, Row, share_until
+from timers.ledger.facts import KEY, Lives
+from timers.ledger.rows import Identity, Row, save_in, share_until
 from timers.store import codec, keys
 from timers.store.callers import Callers
 from timers.store.carrying import put_declaration, put_key, put_pause, read_declarations, read_pauses
@@ -190,18 +189,18 @@ async def _keep(database: Database, shard: int, life: str, page: Sequence[Row], 
         if record is not None and (row := row_of(shard, before.prefix, before.id, record)) is not None
     ]
     if there:
-        await database.do(partial(save, lives={shard: life}, changed=there))
+        await database.do(partial(save_in, lives={shard: life}, changed=there))
 
 
 async def enter(store: Store, database: Transacting, shard: int) -> Stage:
     """The stage of a shard in a life that the ledger knows. What it knew is read first: if somebody says another life
     after that, this one may be over."""
     for _ in range(FOUNDING_TRIES):
-        before = (await database.do(partial(lives.known, shards=[shard]), writes=False)).get(shard)
+        before = (await database.do(partial(facts.lives_of, shards=[shard]), writes=False)).get(shard)
         stage = await founded(store, shard)
         if before == stage.life:
             return stage
-        if await database.do(partial(lives.begin, shard=shard, before=before, life=stage.life)):
+        if await database.do(partial(facts.begin_life, shard=shard, before=before, life=stage.life)):
             return stage
     raise Unavailable(KEEPS_CHANGING)
 
@@ -209,7 +208,7 @@ async def enter(store: Store, database: Transacting, shard: int) -> Stage:
 async def entered(store: Store, database: Transacting, shards: Collection[int]) -> dict[int, Stage]:
     """As `enter`, of several shards."""
     there = await stages(store, sorted(shards))
-    known = await database.do(partial(lives.known, shards=sorted(shards)), writes=False)
+    known = await database.do(partial(facts.lives_of, shards=sorted(shards)), writes=False)
     return {
         shard: stage if known.get(shard) == stage.life else await enter(store, database, shard)
         for shard, stage in there.items()

@@ -13,8 +13,8 @@ from timers.core.durations import parse_time
 from timers.core.model import Timer
 from timers.core.spec import Request, TimerChange, read_request
 from timers.errors import NotFound
+from timers.ledger.facts import Lives
 from timers.ledger.inbox import Taken
-from timers.ledger.lives import Lives
 from timers.ledger.rows import Row, tombstone
 from timers.store.codec import encode_act
 from timers.store.following import INBOX

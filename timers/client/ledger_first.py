@@ -20,9 +20,9 @@ from timers.core.shapes import Durability
 from timers.errors import LedgerUnavailable, Moving, Unavailable
 from timers.ledger import facts, inbox, requests, rows
 from timers.ledger.database import Transacting
-from timers.ledger.lives import Lives, save
+from timers.ledger.facts import Lives
 from timers.ledger.many import execute
-from timers.ledger.rows import NewRow, Row
+from timers.ledger.rows import NewRow, Row, save_in
 from timers.store import codec
 from timers.store.callers import Quota, Quotas
 from timers.store.following import stages
@@ -171,7 +171,7 @@ class LedgerFirst:
         if wrong:
             await self._database.do(partial(execute, statement=rows.TAKE_BACK, rows=wrong))
         if found:
-            await self._database.do(partial(save, lives=before, changed=found))
+            await self._database.do(partial(save_in, lives=before, changed=found))
 
     async def _unarmed(
         self, armings: Sequence[Arming], written: Collection[Identity], away: Unavailable
@@ -229,7 +229,7 @@ class LedgerFirst:
             row = rows.tombstone(
                 row.prefix, row.id, row.shard, version=row.version + 1, created=row.created, at_ms=row.changed
             )
-        await self._database.do(partial(save, lives={row.shard: life}, changed=[row]))
+        await self._database.do(partial(save_in, lives={row.shard: life}, changed=[row]))
 
     async def declared(self) -> list[str]:
         """The prefixes that were declared."""

@@ -21,9 +21,8 @@ from timers.errors import LedgerUnavailable
 from timers.ledger import rows
 from timers.ledger.database import Database
 from timers.ledger.holding import hold, last_shards
-from timers.ledger.lives import save
 from timers.ledger.many import execute
-from timers.ledger.rows import Row
+from timers.ledger.rows import Row, save_in
 from timers.logs import get_logger
 from timers.store import keys
 from timers.store.following import (
@@ -285,7 +284,7 @@ class Following:
 
     async def _save(self, shard: int, changed: Iterable[Row]) -> None:
         if some := list(changed):
-            await self._database.do(partial(save, lives={shard: self._lives[shard]}, changed=some))
+            await self._database.do(partial(save_in, lives={shard: self._lives[shard]}, changed=some))
 
     async def _agree(self, shard: int) -> None:
         """Give the shard what the ledger has and it lacks, then copy what the ledger lacks. Goes on where another pod

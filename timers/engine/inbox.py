@@ -20,8 +20,7 @@ from timers.ledger import effects, inbox
 from timers.ledger.bell import listening
 from timers.ledger.database import Database, Within
 from timers.ledger.inbox import Taken
-from timers.ledger.lives import save
-from timers.ledger.rows import Row
+from timers.ledger.rows import Row, save_in
 from timers.logs import get_logger
 from timers.store.following import drop_marks, read_marks
 
@@ -95,7 +94,7 @@ class Inbox:
         problems = [(row, str(each)) for row, each in zip(taken, results, strict=True) if isinstance(each, Exception)]
         refused = {row.seq for row, _ in problems}
         done = [row for row in taken if row.seq not in refused]
-        await save(connection, lives, [each for each in results if isinstance(each, Row)])
+        await save_in(connection, lives, [each for each in results if isinstance(each, Row)])
         await inbox.refuse(connection, problems)
         return done, problems
 

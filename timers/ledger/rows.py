@@ -10,7 +10,9 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.core.model import Status
+from timers.errors import Unavailable
 from timers.ledger.database import Database
+from timers.ledger.facts import Lives, lives_of
 from timers.ledger.many import SAVED, among, execute, fetch, rows_given
 from timers.ledger.schema import LIVE, PURGED, timers
 
@@ -88,6 +90,15 @@ async def save(connection: AsyncConnection, rows: Iterable[Row]) -> None:
         if there is not row and age(there) < age(row):
             newest[row[:2]] = row
     await execute(connection, _UPSERT, sorted(newest.values()))
+
+
+async def save_in(connection: AsyncConnection, lives: Lives, changed: Iterable[Row]) -> None:
+    """Write rows as `save`. Raises Unavailable if one of these shards has another life by now: then nothing may be
+    written. Until the transaction ends, none begins."""
+    now = await lives_of(connection, lives, stay=True)
+    if any(now.get(shard, life) != life for shard, life in lives.items()):
+        raise Unavailable("Redis has lost data during this change, and perhaps the change: repeat it")
+    await save(connection, changed)
 
 
 async def insert(connection: AsyncConnection, rows: Sequence[NewRow]) -> set[Identity]:
