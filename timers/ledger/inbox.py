@@ -4,7 +4,7 @@ A row is deleted by being taken, in the transaction that carries it out. Nobody 
 committed later may have a lower one.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -18,7 +18,6 @@ from timers.ledger.schema import inbox, now_ms, refused
 
 TAKEN: Final = 500
 """The most rows of one transaction."""
-
 
 CHANNEL: Final = "timers_inbox"
 
@@ -53,10 +52,9 @@ class Taken(NamedTuple):
 
 async def waited_ms(connection: AsyncConnection) -> int | None:
     """How long the first row has waited, by the SQL server's clock; None if there is none."""
-    if (found := (await connection.execute(_FIRST)).first()) is None:
-        return None
-    at, now = found
-    return max(now - at, 0) if isinstance(at, int) else 0
+    asked = sa.select(*inbox.c, now_ms()).order_by(inbox.c.seq).limit(1)
+    first = (await connection.execute(asked)).first()
+    return None if first is None else _taken(first).age_ms
 
 
 async def waits_for(connection: AsyncConnection, identities: Sequence[tuple[str, str]]) -> bool:
@@ -67,11 +65,8 @@ async def waits_for(connection: AsyncConnection, identities: Sequence[tuple[str,
 async def take(connection: AsyncConnection, most: int = TAKEN) -> list[Taken]:
     """Take rows out that no other pod has, oldest first: of each timer only the first, so that the others follow in
     order. If the transaction is undone they are back."""
-    found = await connection.execute(_TAKE[connection.dialect.name], {"most": most})
-    return [
-        Taken(seq, _text(prefix), _text(id), _text(action), _text(body), at, max(now - at, 0))
-        for seq, prefix, id, action, body, at, now in map(_timed, sorted(map(tuple, found), key=itemgetter(0)))
-    ]
+    found = await connection.execute(_TAKE, {"most": most})
+    return [*map(_taken, sorted(found, key=itemgetter(0)))]
 
 
 async def refuse(connection: AsyncConnection, problems: Sequence[tuple[Taken, str]]) -> None:
@@ -101,8 +96,8 @@ async def last_refused(connection: AsyncConnection, most: int) -> list[tuple[str
 
 async def present(connection: AsyncConnection, marks: Iterable[str]) -> set[str]:
     """Which of these rows are still there."""
-    rows = {int(seq): mark for mark in marks if (seq := mark.partition(".")[0]).isdigit()}
-    found = await connection.execute(sa.select(inbox.c.seq, inbox.c.at).where(inbox.c.seq.in_(list(rows))))
+    seqs = [int(seq) for mark in marks if (seq := mark.partition(".")[0]).isdigit()]
+    found = await connection.execute(sa.select(inbox.c.seq, inbox.c.at).where(inbox.c.seq.in_(seqs)))
     return {f"{seq}.{at}" for seq, at in found}
 
 
@@ -113,36 +108,21 @@ def set_notify(connection: Connection, *, notify: bool) -> None:
             connection.execute(sa.text(statement))
 
 
-def _timed(row: Any) -> Any:
-    """The row, as if it were written now if its time is none."""
-    *rest, at, now = row
-    return (*rest, at if isinstance(at, int) else now, now)
+def _taken(row: Any) -> Taken:
+    """SQLite takes a value of any type. A row whose time is none is as if it were written now."""
+    seq, *values, at, now = row
+    prefix, timer_id, action, body = map(_text, values)
+    at = at if isinstance(at, int) else now
+    return Taken(seq, prefix, timer_id, action, body, at, max(now - at, 0))
 
 
 def _text(value: Any) -> str:
-    """SQLite takes a value of any type, and text that is not UTF-8."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _take(text: Callable[[sa.Column[Any]], sa.ColumnElement[Any]]) -> sa.Executable:
-    earlier = inbox.alias("earlier")
-    same = (earlier.c.prefix == inbox.c.prefix) & (earlier.c.id == inbox.c.id) & (earlier.c.seq < inbox.c.seq)
-    first = sa.select(inbox.c.seq).where(~sa.exists().where(same)).order_by(inbox.c.seq).limit(sa.bindparam("most"))
-    free = first.with_for_update(skip_locked=True, of=inbox)
-    columns = (
-        inbox.c.seq,
-        *map(text, (inbox.c.prefix, inbox.c.id, inbox.c.action, inbox.c.body)),
-        inbox.c.at,
-        now_ms(),
-    )
-    return inbox.delete().where(inbox.c.seq.in_(free)).returning(*columns)
-
-
-def _bytes(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
-    """The bytes of a text, because the driver refuses all rows if one has what is not UTF-8."""
-    return sa.cast(column, sa.LargeBinary)
-
-
-_TAKE: Final = {"postgresql": _take(lambda column: column), "sqlite": _take(_bytes)}
+_EARLIER: Final = inbox.alias("earlier")
+_OF_IT: Final = sa.and_(_EARLIER.c.prefix == inbox.c.prefix, _EARLIER.c.id == inbox.c.id, _EARLIER.c.seq < inbox.c.seq)
+_FIRSTS: Final = sa.select(inbox.c.seq).where(~sa.exists().where(_OF_IT)).order_by(inbox.c.seq)
+_FREE: Final = _FIRSTS.limit(sa.bindparam("most")).with_for_update(skip_locked=True, of=inbox)
+_TAKE: Final = inbox.delete().where(inbox.c.seq.in_(_FREE)).returning(*inbox.c, now_ms())
 _WAITING: Final = sa.select(inbox.c.seq).where(among(inbox.c.prefix, inbox.c.id))
-_FIRST: Final = sa.select(inbox.c.at, now_ms()).order_by(inbox.c.seq).limit(1)

@@ -5,6 +5,7 @@ import asyncio
 import os
 import sqlite3
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread, current_thread
 from typing import Any
@@ -28,6 +29,8 @@ class SqliteFile:
         self._threads.add(current_thread())
         connection = _Connection(*given, **options)
         connection.isolation_level = None  # `begin` begins the transactions
+        # The inbox may have text that is not UTF-8. The driver would refuse all rows for it.
+        connection.text_factory = partial(str, encoding="utf-8", errors="replace")
         for pragma in ("journal_mode=WAL", "synchronous=FULL"):
             connection.execute(f"PRAGMA {pragma}").close()
         self._path = connection.execute("PRAGMA database_list").fetchone()[2]
