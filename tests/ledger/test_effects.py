@@ -192,7 +192,7 @@ async def test_what_could_not_be_undone_is_refused(engine: AsyncEngine, blocking
         await refused(tx, "savepoint")
     async with engine.begin() as tx:
         await tx.execute(charge())
-        await refused(tx, "it has (written|executed a statement) already")
+        await refused(tx, "it has executed a statement already")
         await tx.rollback()
     with blocking.begin() as plain:
         plain.execute(charge())

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar, overload
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.exc import DBAPIError
 
 from timers.core.outcome import AlreadyDone, Done, Rearm, Retry, decode_outcome, encode_outcome
@@ -101,13 +101,11 @@ def _begin(tx: Blocking, run: _Run) -> None:
     if tx.in_nested_transaction():
         raise _misused("it is in a nested transaction (a savepoint)")
     connection = tx if isinstance(tx, Connection) else tx.connection()
-    dialect = connection.dialect.name
-    if dialect not in _DIALECTS:
-        raise _misused(f"{dialect} is not PostgreSQL or SQLite")
-    check, take = _DIALECTS[dialect]
-    check(connection)
+    if connection.dialect.name not in {"postgresql", "sqlite"}:
+        raise _misused(f"{connection.dialect.name} is not PostgreSQL or SQLite")
+    _check(connection)
     try:
-        is_first = take(connection, run)
+        is_first = _take(connection, run)
     except DBAPIError as error:
         if not _waited(error):
             raise
@@ -119,8 +117,7 @@ def _begin(tx: Blocking, run: _Run) -> None:
 
 def _end(tx: Blocking, run: _Run, done: Effects) -> None:
     if done.outcome is not None:
-        connection = tx if isinstance(tx, Connection) else tx.connection()
-        connection.execute(effects.update().where(run.row).values(outcome=encode_outcome(done.outcome)))
+        tx.execute(effects.update().where(run.row).values(outcome=encode_outcome(done.outcome)))
 
 
 def _misused(how: str) -> InvalidInput:
@@ -133,76 +130,61 @@ def _waited(error: DBAPIError) -> bool:
     return state == "55P03" if state else "database is locked" in str(error.orig)
 
 
-def _check_postgresql(connection: Connection) -> None:
+def _check(connection: Connection) -> None:
     pooled = connection.connection
     driver: Any = pooled.driver_connection
-    if connection.dialect.detect_autocommit_setting(pooled.dbapi_connection):  # type: ignore[arg-type]
-        raise _misused("its isolation level is AUTOCOMMIT")
-    # SQLAlchemy's drivers tell the server of a transaction with its first statement.
-    if hasattr(driver, "is_in_transaction"):
-        begun = driver.is_in_transaction()
+    if connection.dialect.name == "sqlite":
+        by_hand = driver.isolation_level is None  # the driver begins no transactions: the application does, or nobody
+        commits, begun = by_hand and not driver.in_transaction, not by_hand and driver.in_transaction
     else:
-        begun = hasattr(driver, "info") and driver.info.transaction_status != 0
+        commits = connection.dialect.detect_autocommit_setting(pooled.dbapi_connection)  # type: ignore[arg-type]
+        # SQLAlchemy's drivers tell the server of a transaction with its first statement.
+        if hasattr(driver, "is_in_transaction"):
+            begun = driver.is_in_transaction()
+        else:
+            begun = hasattr(driver, "info") and driver.info.transaction_status != 0
+    if commits:
+        raise _misused("its isolation level is AUTOCOMMIT")
     if begun:
         raise _misused("it has executed a statement already")
 
 
-def _check_sqlite(connection: Connection) -> None:
-    driver: Any = connection.connection.driver_connection
-    by_hand = driver.isolation_level is None  # the driver begins no transactions: the application does, or nobody
-    if by_hand and not driver.in_transaction:
-        raise _misused("its isolation level is AUTOCOMMIT")
-    if not by_hand and driver.in_transaction:
-        raise _misused("it has written already")
-
-
-def _take_postgresql(connection: Connection, run: _Run) -> bool:
-    values = {**run._asdict(), "outcome": encode_outcome(Done()), "wait": f"{WAIT_MS}ms"}
-    return connection.execute(_TAKE_POSTGRESQL, values).first() is not None
-
-
-def _take_sqlite(connection: Connection, run: _Run) -> bool:
+def _take(connection: Connection, run: _Run) -> bool:
+    """Whether this run is the first. One that waits for another does so for a bounded time."""
+    values = {**run._asdict(), "outcome": encode_outcome(Done())}
+    if connection.dialect.name == "postgresql":
+        return connection.execute(_TAKE_POSTGRESQL, {**values, "wait": f"{WAIT_MS}ms"}).first() is not None
     (was,) = connection.exec_driver_sql("PRAGMA busy_timeout").one()
     connection.exec_driver_sql(f"PRAGMA busy_timeout = {min(was, WAIT_MS)}")
     try:
-        values = {**run._asdict(), "outcome": encode_outcome(Done())}
         return connection.execute(_TAKE_SQLITE, values).first() is not None
     finally:
         connection.exec_driver_sql(f"PRAGMA busy_timeout = {was}")
 
 
-def _statement_sqlite() -> sa.Executable:
-    insert = sqlite.insert(effects).values(at=now_ms(), **{n: sa.bindparam(n) for n in (*_Run._fields, "outcome")})
-    return _newest(insert).returning(effects.c.occurrence)
+_NAMES: Final = (*_Run._fields, "outcome")
+_ROW: Final = sa.select(*(sa.bindparam(name, type_=effects.c[name].type) for name in _NAMES), now_ms())
 
 
-def _statement_postgresql() -> sa.Executable:
-    """In one round trip: bound the wait for another run, take the row, and put the bound back."""
-    name, local = sa.literal("lock_timeout"), sa.true()
-    bound = sa.func.set_config(name, sa.bindparam("wait", type_=sa.Text), local)
-    before = sa.select(sa.func.current_setting(name).label("was"), bound.label("set")).cte("before")
-    names = (*_Run._fields, "outcome")
-    row = [sa.bindparam(name, type_=effects.c[name].type) for name in names]
-    # The row must not be made before the bound is set.
-    chosen = sa.select(*row, now_ms()).where(before.c.set.is_not(None))
-    insert = postgresql.insert(effects).from_select([*names, "at"], chosen)
-    was = sa.select(before.c.was).scalar_subquery()
-    return _newest(insert).returning(sa.func.set_config(name, was, local))
-
-
-def _newest(insert: "postgresql.Insert | sqlite.Insert") -> "postgresql.Insert | sqlite.Insert":
+def _newest(chosen: sa.Select[Any]) -> Insert:
     """Take the row unless it has this occurrence, or a later one."""
-    new = insert.excluded
-    return insert.on_conflict_do_update(
+    made = insert(effects).from_select([*_NAMES, "at"], chosen)
+    new = made.excluded
+    return made.on_conflict_do_update(
         index_elements=["prefix", "id", "created"],
         set_={name: new[name] for name in ("occurrence", "outcome", "at")},
         where=new.occurrence > effects.c.occurrence,
     )
 
 
-_TAKE_SQLITE: Final = _statement_sqlite()
-_TAKE_POSTGRESQL: Final = _statement_postgresql()
-_DIALECTS: Final = {"postgresql": (_check_postgresql, _take_postgresql), "sqlite": (_check_sqlite, _take_sqlite)}
+_TAKE_SQLITE: Final = _newest(_ROW.where(sa.true())).returning(effects.c.occurrence)
+
+# In one round trip: bound the wait for another run, take the row, which is not made before, and put the bound back.
+_SETTING: Final = sa.literal("lock_timeout")
+_BOUND: Final = sa.func.set_config(_SETTING, sa.bindparam("wait", type_=sa.Text), sa.true())
+_BEFORE: Final = sa.select(sa.func.current_setting(_SETTING).label("was"), _BOUND.label("set")).cte("before")
+_PUT_BACK: Final = sa.func.set_config(_SETTING, sa.select(_BEFORE.c.was).scalar_subquery(), sa.true())
+_TAKE_POSTGRESQL: Final = _newest(_ROW.where(_BEFORE.c.set.is_not(None))).returning(_PUT_BACK)
 
 
 async def clean(database: Database) -> None:
