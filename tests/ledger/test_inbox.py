@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -316,8 +315,7 @@ async def test_a_connection_that_is_cut_before_it_listens_is_a_ledger_that_is_aw
     database = Database(postgres.new_database(driver))
     listen = getattr(bell_module, f"_{driver}")
 
-    @asynccontextmanager
-    async def cut(connection: Any, bell: Bell) -> AsyncIterator[None]:
+    async def cut(connection: Any, bell: Bell) -> object:
         if noticed:
             await connection.close()
         else:
@@ -326,8 +324,7 @@ async def test_a_connection_that_is_cut_before_it_listens_is_a_ledger_that_is_aw
                     "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
                 )
                 await other.execute(text(f"{said} AND datname = current_database()"))
-        async with listen(connection, bell):
-            yield
+        return await listen(connection, bell)
 
     monkeypatch.setattr(bell_module, f"_{driver}", cut)
     with pytest.raises(LedgerUnavailable, match="the ledger is not available: "):

@@ -18,15 +18,12 @@ class Bell:
     """Rings when rows were committed, as far as the database tells."""
 
     def __init__(self) -> None:
-        self._rung, self._lost = asyncio.Event(), False
+        self._rung = asyncio.Event()
+        self.hearing: asyncio.Future[None] | None = None
+        """Done once nothing is heard any more; None if nothing ever is."""
 
     def ring(self, *_: object) -> None:
-        """There are rows."""
-        self._rung.set()
-
-    def lose(self, *_: object) -> None:
-        """Nothing is heard any more."""
-        self._lost = True
+        """There are rows, or nothing is heard any more."""
         self._rung.set()
 
     async def wait(self, seconds: float) -> None:
@@ -35,7 +32,7 @@ class Bell:
             async with asyncio.timeout(seconds):
                 await self._rung.wait()
         self._rung.clear()
-        if self._lost:
+        if self.hearing is not None and self.hearing.done():
             raise LedgerUnavailable("the ledger is not available: the connection that listens was closed")
 
 
@@ -50,46 +47,36 @@ async def listening(database: Database) -> AsyncIterator[Bell]:
     with translated():
         async with database.place(), database.engine.execution_options(**options).connect() as connection:
             driver: Any = (await connection.get_raw_connection()).driver_connection
-            hearing = _asyncpg(driver, bell) if hasattr(driver, "add_listener") else _psycopg(driver, bell)
+            listen = _asyncpg if hasattr(driver, "add_listener") else _psycopg
             try:
-                async with hearing:
-                    yield bell
+                async with asyncio.timeout(LONGEST_SECONDS):
+                    bell.hearing = await listen(driver, bell)
+                bell.hearing.add_done_callback(bell.ring)
+                yield bell
             finally:
+                if bell.hearing is not None:
+                    bell.hearing.cancel()
+                    await asyncio.gather(bell.hearing, return_exceptions=True)
                 await connection.invalidate()  # it is not as a connection of the pool has to be
 
 
-@asynccontextmanager
-async def _asyncpg(driver: Any, bell: Bell) -> AsyncIterator[None]:
+async def _asyncpg(driver: Any, bell: Bell) -> asyncio.Future[None]:
     from asyncpg import InterfaceError, PostgresError  # noqa: PLC0415 (with SQLite nobody needs it)
 
     with translated(InterfaceError, PostgresError):
-        async with asyncio.timeout(LONGEST_SECONDS):
-            await driver.add_listener(CHANNEL, bell.ring)
-    driver.add_termination_listener(bell.lose)
-    try:
-        yield
-    finally:
-        driver.remove_termination_listener(bell.lose)
+        await driver.add_listener(CHANNEL, bell.ring)
+    hearing = asyncio.get_running_loop().create_future()
+    driver.add_termination_listener(lambda _: hearing.cancel())
+    return hearing
 
 
-@asynccontextmanager
-async def _psycopg(driver: Any, bell: Bell) -> AsyncIterator[None]:
+async def _psycopg(driver: Any, bell: Bell) -> asyncio.Future[None]:
     from psycopg import Error  # noqa: PLC0415 (not every ledger has this driver)
 
-    with translated(Error):
-        async with asyncio.timeout(LONGEST_SECONDS):
-            await driver.execute(f"LISTEN {CHANNEL}")
-    hearing = asyncio.create_task(_hear(driver, bell))
-    try:
-        yield
-    finally:
-        hearing.cancel()
-        await asyncio.gather(hearing, return_exceptions=True)
-
-
-async def _hear(driver: Any, bell: Bell) -> None:
-    try:
+    async def hear() -> None:
         async for _ in driver.notifies():
             bell.ring()
-    finally:
-        bell.lose()
+
+    with translated(Error):
+        await driver.execute(f"LISTEN {CHANNEL}")
+    return asyncio.create_task(hear())
