@@ -27,10 +27,7 @@ _TRIGGER: Final = (
     """CREATE OR REPLACE TRIGGER timers_inbox_notify AFTER INSERT ON timers_inbox
     FOR EACH STATEMENT EXECUTE FUNCTION timers_inbox_notify()""",
 )
-_NO_TRIGGER: Final = (
-    "DROP TRIGGER IF EXISTS timers_inbox_notify ON timers_inbox",
-    "DROP FUNCTION IF EXISTS timers_inbox_notify",
-)
+_NO_TRIGGER: Final = ("DROP FUNCTION IF EXISTS timers_inbox_notify CASCADE",)
 
 
 class Taken(NamedTuple):
