@@ -59,20 +59,10 @@ class RowAge(NamedTuple):
     gone: bool
 
 
-_UNTRIED: Final = {
-    "status": Status.SCHEDULED.value,
-    "version": 1,
-    "token": 0,
-    "attempt": 0,
-    "failures": 0,
-    "occurrence": 1,
-    "history": "",
-}
-
 _AGE: Final = ("created", "version", "changed")
 _NAME: Final = (timers.c.prefix, timers.c.id)
 _AGES: Final = (*_NAME, timers.c.created, timers.c.version, timers.c.status)
-IDENTITY: Final = sa.tuple_(*_NAME)
+_IDENTITY: Final = sa.tuple_(*_NAME)
 _COLUMNS: Final = [timers.c[name] for name in Row._fields]
 
 
@@ -143,7 +133,7 @@ def _ages(found: Iterable[tuple[Any, ...]]) -> dict[Identity, RowAge]:
 
 
 def _next(shard: int, after: Identity, columns: Sequence[sa.Column[Any]]) -> sa.Select[Any]:
-    return sa.select(*columns).where(after < IDENTITY, timers.c.shard == shard).order_by(*_NAME).limit(SAVED)
+    return sa.select(*columns).where(after < _IDENTITY, timers.c.shard == shard).order_by(*_NAME).limit(SAVED)
 
 
 async def _read(database: Database, asked: sa.Select[Any]) -> list[tuple[Any, ...]]:
@@ -154,7 +144,7 @@ async def reshard(database: Database, shard_of: Callable[[str, str], int]) -> in
     """Give every row the shard in which its timer lies now. Returns how many had another."""
     asked = sa.select(*_NAME, timers.c.shard).order_by(*_NAME).limit(SAVED)
     last, changed = ("", ""), 0
-    while found := await _read(database, asked.where(last < IDENTITY)):
+    while found := await _read(database, asked.where(last < _IDENTITY)):
         right = [(prefix, timer_id, shard_of(prefix, timer_id)) for prefix, timer_id, _ in found]
         wrong = [new for new, old in zip(right, found, strict=True) if new != old]
         await database.do(partial(execute, statement=_MOVE, rows=wrong))
@@ -177,7 +167,7 @@ async def count_live(database: Database, shard: int) -> int:
 
 async def share_until(database: Database, shard: int, prefix: str, id: str) -> float:
     """Which part of a shard's rows, without those of removed timers, is not behind a prefix and id."""
-    is_done = sa.case(((prefix, id) >= IDENTITY, 1.0), else_=0.0)
+    is_done = sa.case(((prefix, id) >= _IDENTITY, 1.0), else_=0.0)
     asked = sa.select(sa.func.avg(is_done)).where(timers.c.shard == shard, timers.c.status != PURGED)
     ((share,),) = await _read(database, asked)
     return 1.0 if share is None else float(share)
@@ -204,7 +194,7 @@ async def waiting(connection: AsyncConnection, identities: Collection[Identity])
 async def clean(database: Database, before_ms: int) -> None:
     """Delete the rows of timers that were removed before, batch after batch."""
     old = sa.select(timers.c.prefix, timers.c.id).where(timers.c.status == PURGED, timers.c.changed < before_ms)
-    gone = sa.delete(timers).where(IDENTITY.in_(old.limit(SAVED)))
+    gone = sa.delete(timers).where(_IDENTITY.in_(old.limit(SAVED)))
     while (await database.do(lambda connection: connection.execute(gone))).rowcount >= SAVED:
         pass
 
@@ -217,9 +207,10 @@ def age(row: Row) -> tuple[int, int, int]:
 
 def _upsert(given: sa.FromClause, *, only_removed: bool = False) -> postgresql.Insert:
     """Write rows that are given and newer than the row that is there; `only_removed`: if that is of a timer that was
-    removed. A new timer is given without some columns."""
-    untried = {name: sa.literal(value) for name, value in _UNTRIED.items()}
-    columns: Mapping[str, sa.ColumnElement[Any]] = {**untried, "changed": given.c.created, **dict(given.c.items())}
+    removed. A new timer is given without the columns that are the same for all of them."""
+    untried = Row("", "", 0, Status.SCHEDULED.value, 1, 0, 0, 0, 1, 0, 0, 0, "", "", "")._asdict()
+    same = {name: sa.literal(value) for name, value in untried.items()}
+    columns: Mapping[str, sa.ColumnElement[Any]] = {**same, "changed": given.c.created, **dict(given.c.items())}
     # Without a condition SQLite would read ON CONFLICT as that of a join.
     whole = sa.select(*(columns[name] for name in Row._fields)).where(sa.text("true"))
     insert = postgresql.insert(timers).from_select(Row._fields, whole)

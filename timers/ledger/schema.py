@@ -25,7 +25,6 @@ nothing, so no row is deleted without this."""
 
 # Names are ASCII: comparing bytes is cheaper than a language's order, and the same in every database.
 _NAME: Final = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
-_SEQUENCE: Final = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 class now_ms(FunctionElement[int]):  # noqa: N801 (named as SQL functions are)
@@ -96,7 +95,7 @@ SQL server's clock."""
 inbox: Final = sa.Table(
     "timers_inbox",
     metadata,
-    sa.Column("seq", _SEQUENCE, sa.Identity(), primary_key=True),
+    sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), sa.Identity(), primary_key=True),
     *_texts("prefix", "id", "action"),
     sa.Column("body", sa.Text, nullable=False, server_default="{}"),
     sa.Column("at", sa.BigInteger, nullable=False, server_default=now_ms()),
