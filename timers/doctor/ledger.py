@@ -31,7 +31,7 @@ async def check_ledger(store: Store, database: Database) -> Check:
     try:
         state = await database.state()
         if state.problem is not None:
-            repair = "`timers db upgrade`" if state.is_old else "upgrade the pods"
+            repair = "upgrade the pods" if state.is_later else "`timers db upgrade`"
             return Check("ledger", "fail", f"its database cannot be used: {state.problem}", _NOT_ARMED, repair)
         await database.ping()
         repaired, refused = await _repaired(store, database), await _refused(database)

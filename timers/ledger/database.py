@@ -8,11 +8,10 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from alembic import command
 from alembic.config import Config
@@ -23,7 +22,6 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from timers.errors import ConfigurationError, LedgerUnavailable
-from timers.ledger.facts import has_keys
 from timers.ledger.inbox import set_notify, waited_ms
 from timers.ledger.schema import VERSION_TABLE, timers
 from timers.ledger.sqlite import SqliteFile, begin
@@ -64,18 +62,12 @@ _UNPREPARED: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaState:
-    """Which migration the database has, the newest that this version has, and what to do about a difference."""
+class SchemaState(NamedTuple):
+    """Which migration the database has, the newest that this version has, and whether it has one of a later version."""
 
     found: str | None
     newest: str
-    known: bool
-
-    @property
-    def is_old(self) -> bool:
-        """Whether `timers db upgrade` would help."""
-        return self.found is None or (self.known and self.found != self.newest)
+    is_later: bool
 
     @property
     def problem(self) -> str | None:
@@ -84,7 +76,7 @@ class SchemaState:
             return None
         if self.found is None:
             return f"it has no tables of the ledger yet: {_UPGRADE}"
-        if self.known:
+        if not self.is_later:
             return f"its tables are of an earlier version ({self.found}, this one needs {self.newest}): {_UPGRADE}"
         return f"its tables are of a later version ({self.found}, this one knows up to {self.newest}): use that version"
 
@@ -218,17 +210,13 @@ class Database:
         """How long the first row of the inbox has waited; 0 if there is none."""
         return (await self.do(waited_ms, writes=False) or 0) / 1000
 
-    async def has_keys(self) -> bool:
-        """Whether it has API keys, which a db that was lost gets back."""
-        return await self.do(has_keys, writes=False)
-
     async def state(self) -> SchemaState:
         """The state of the tables. Changes nothing."""
         found = await self.do(lambda connection: connection.run_sync(_revision), writes=False)
         script = ScriptDirectory(str(_MIGRATIONS))
         newest = script.get_current_head() or ""
-        known = found in {revision.revision for revision in script.walk_revisions()}
-        return SchemaState(found, newest, known)
+        known = {None, *(revision.revision for revision in script.walk_revisions())}
+        return SchemaState(found, newest, found not in known)
 
     async def check(self) -> None:
         """Raises ConfigurationError, with what to do, unless the tables are those of this version."""
@@ -239,7 +227,7 @@ class Database:
         """Bring the tables to the state of this version. With `notify`, a row of the inbox wakes the pods, where the
         database can do that. Raises ConfigurationError for tables of a later version."""
         state = await self.state()
-        if state.found is not None and not state.known:
+        if state.is_later:
             raise ConfigurationError(f"TIMERS_LEDGER_URL: the database cannot be used; {state.problem}")
         await self.run(partial(_upgrade, notify=notify))
 

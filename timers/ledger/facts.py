@@ -38,7 +38,7 @@ async def read(connection: AsyncConnection) -> dict[Fact, str]:
 
 
 async def has_keys(connection: AsyncConnection) -> bool:
-    """Whether there are API keys among them."""
+    """Whether there are API keys, which a db that was lost gets back."""
     asked = sa.select(facts.c.name).where(facts.c.kind == KEY).limit(1)
     return (await connection.execute(asked)).first() is not None
 
