@@ -14,7 +14,7 @@ from timers.core.fields import encode
 from timers.core.model import RESTORED, Status, Timer
 from timers.errors import Unavailable
 from timers.ledger import facts, rows
-from timers.ledger.database import Database, Transacting
+from timers.ledger.database import Database, Transacting, do
 from timers.ledger.facts import KEY, Lives
 from timers.ledger.rows import Identity, Row, save_in, share_until
 from timers.store import codec, keys
@@ -170,7 +170,7 @@ async def given_back(store: Store, database: Transacting, identities: Sequence[I
 async def give(store: Store, database: Transacting, identities: Collection[Identity], life: str) -> int:
     """Make Redis hold what the ledger has of these timers, in this life of their shards. Returns how many it lacked or
     had older."""
-    found = await database.do(partial(rows.find, identities=identities), writes=False)
+    found = await do(database, partial(rows.find, identities=identities), writes=False)
     codes = await restore(store, restored(found.values()), cause=RESTORED, jump=JUMP, life=life)
     return codes.count("restored")
 
@@ -196,11 +196,11 @@ async def enter(store: Store, database: Transacting, shard: int) -> Stage:
     """The stage of a shard in a life that the ledger knows. What it knew is read first: if somebody says another life
     after that, this one may be over."""
     for _ in range(FOUNDING_TRIES):
-        before = (await database.do(partial(facts.lives_of, shards=[shard]), writes=False)).get(shard)
+        before = (await do(database, partial(facts.lives_of, shards=[shard]), writes=False)).get(shard)
         stage = await founded(store, shard)
         if before == stage.life:
             return stage
-        if await database.do(partial(facts.begin_life, shard=shard, before=before, life=stage.life)):
+        if await do(database, partial(facts.begin_life, shard=shard, before=before, life=stage.life)):
             return stage
     raise Unavailable(KEEPS_CHANGING)
 
@@ -208,7 +208,7 @@ async def enter(store: Store, database: Transacting, shard: int) -> Stage:
 async def entered(store: Store, database: Transacting, shards: Collection[int]) -> dict[int, Stage]:
     """As `enter`, of several shards."""
     there = await stages(store, sorted(shards))
-    known = await database.do(partial(facts.lives_of, shards=sorted(shards)), writes=False)
+    known = await do(database, partial(facts.lives_of, shards=sorted(shards)), writes=False)
     return {
         shard: stage if known.get(shard) == stage.life else await enter(store, database, shard)
         for shard, stage in there.items()
@@ -231,7 +231,7 @@ async def keep_facts(store: Store, database: Database) -> None:
 
 async def give_facts_back(store: Store, database: Transacting, kinds: Container[str] = KINDS) -> None:
     """Put back what the ledger has of these kinds and Redis has not."""
-    for (kind, name), value in (await database.do(facts.read, writes=False)).items():
+    for (kind, name), value in (await do(database, facts.read, writes=False)).items():
         match kind if kind in kinds else None:
             case "key":
                 await put_key(store, name, value, if_exists="newer", dry_run=False)

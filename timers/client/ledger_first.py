@@ -19,7 +19,7 @@ from timers.core.model import Status, Timer
 from timers.core.shapes import Durability
 from timers.errors import LedgerUnavailable, Moving, Unavailable
 from timers.ledger import facts, inbox, requests, rows
-from timers.ledger.database import Transacting
+from timers.ledger.database import Database
 from timers.ledger.facts import Lives
 from timers.ledger.many import execute
 from timers.ledger.rows import NewRow, Row, save_in
@@ -43,7 +43,7 @@ _THERE: Final = frozenset(("exists", "kept", "replaced"))
 class LedgerFirst:
     """The writes of one client. Every method raises LedgerUnavailable."""
 
-    def __init__(self, store: Store, quotas: Quotas, database: Transacting) -> None:
+    def __init__(self, store: Store, quotas: Quotas, database: Database) -> None:
         self._store, self._quotas, self._database = store, quotas, database
 
     async def arm(self, armings: Sequence[Arming], quota: Quota | None = None) -> list[Reply]:

@@ -18,7 +18,7 @@ from timers.engine.supervisor import Services, repeat
 from timers.errors import InvalidInput, LedgerUnavailable, TimersError
 from timers.ledger import effects, inbox
 from timers.ledger.bell import listening
-from timers.ledger.database import Database, Within
+from timers.ledger.database import Database
 from timers.ledger.inbox import Taken
 from timers.ledger.rows import Row, save_in
 from timers.logs import get_logger
@@ -81,7 +81,7 @@ class Inbox:
         if time.monotonic() - asked_at > STALE_SECONDS:
             raise LedgerUnavailable("the ledger took too long to answer")
         named = [(row.prefix, row.id) for row in taken]
-        lives = await given_back(self._pod.store, Within(connection), named)
+        lives = await given_back(self._pod.store, connection, named)
         try:
             results = await carry_out(self._client, taken, lives)
         except TimersError:

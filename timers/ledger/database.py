@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from alembic import command
 from alembic.config import Config
@@ -82,23 +82,6 @@ class SchemaState(NamedTuple):
 
 
 Work = Callable[[AsyncConnection], Awaitable[T]]
-
-
-class Transacting(Protocol):
-    """What does something in a transaction: the database in one of its own."""
-
-    async def do(self, work: Work[T], *, writes: bool = True) -> T: ...
-
-
-class Within:
-    """Does everything in a transaction that is open already."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
-
-    async def do(self, work: Work[T], *, writes: bool = True) -> T:
-        """Do something in this transaction."""
-        return await work(self._connection)
 
 
 class Database:
@@ -230,6 +213,15 @@ class Database:
         if state.is_later:
             raise ConfigurationError(f"TIMERS_LEDGER_URL: the database cannot be used; {state.problem}")
         await self.run(partial(_upgrade, notify=notify))
+
+
+Transacting = Database | AsyncConnection
+"""What does something in a transaction: the database in one of its own, a connection in the one that is open."""
+
+
+async def do(where: Transacting, work: Work[T], *, writes: bool = True) -> T:
+    """As `Database.do`."""
+    return await (work(where) if isinstance(where, AsyncConnection) else where.do(work, writes=writes))
 
 
 async def _end(doing: asyncio.Task[Any], drivers: list[Any]) -> None:
