@@ -49,12 +49,8 @@ def _names(*columns: str) -> list[sa.Column[str]]:
     return [sa.Column(column, _NAME, primary_key=True) for column in columns]
 
 
-def _texts(*columns: str) -> list[sa.Column[str]]:
-    return [sa.Column(column, sa.Text, nullable=False) for column in columns]
-
-
-def _numbers(*columns: str) -> list[sa.Column[int]]:
-    return [sa.Column(column, sa.BigInteger, nullable=False) for column in columns]
+def _columns(kind: type[sa.Text] | type[sa.BigInteger] | type[sa.Integer], *columns: str) -> list[sa.Column[Any]]:
+    return [sa.Column(column, kind, nullable=False) for column in columns]
 
 
 def _index(name: str, where: sa.ColumnElement[bool], *columns: sa.Column[Any]) -> None:
@@ -65,10 +61,10 @@ timers: Final = sa.Table(
     "timers_timers",
     metadata,
     *_names("prefix", "id"),
-    sa.Column("shard", sa.Integer, nullable=False),
-    *_texts("status"),
-    *_numbers("version", "token", "attempt", "failures", "occurrence", "due", "created", "changed"),
-    *_texts("spec", "progress", "history"),
+    *_columns(sa.Integer, "shard"),
+    *_columns(sa.Text, "status"),
+    *_columns(sa.BigInteger, "version", "token", "attempt", "failures", "occurrence", "due", "created", "changed"),
+    *_columns(sa.Text, "spec", "progress", "history"),
     sa.Column("pending", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 """A row for each timer: its record, `spec`, `progress` and `history` as the record has them. `pending`: Redis was away
@@ -78,7 +74,7 @@ _index("timers_timers_live", timers.c.status.in_(LIVE), timers.c.shard, timers.c
 _index("timers_timers_finished", timers.c.status.not_in(LIVE), timers.c.changed)
 _index("timers_timers_pending", timers.c.pending, timers.c.shard)
 
-facts: Final = sa.Table("timers_facts", metadata, *_names("kind", "name"), *_texts("value"))
+facts: Final = sa.Table("timers_facts", metadata, *_names("kind", "name"), *_columns(sa.Text, "value"))
 """What else a db needs to go on as before: `declared` prefixes, `paused` prefixes, API `key`s; and the `life` of each
 shard."""
 
@@ -86,8 +82,8 @@ epochs: Final = sa.Table(
     "timers_epochs",
     metadata,
     *_names("epoch", "server"),
-    sa.Column("shards", sa.Integer, nullable=False),
-    *_numbers("made", "seen"),
+    *_columns(sa.Integer, "shards"),
+    *_columns(sa.BigInteger, "made", "seen"),
 )
 """The dbs that have used this ledger, and on which Redis server: since when, and when a pod last said so, both by the
 SQL server's clock."""
@@ -96,7 +92,7 @@ inbox: Final = sa.Table(
     "timers_inbox",
     metadata,
     sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), sa.Identity(), primary_key=True),
-    *_texts("prefix", "id", "action"),
+    *_columns(sa.Text, "prefix", "id", "action"),
     sa.Column("body", sa.Text, nullable=False, server_default="{}"),
     sa.Column("at", sa.BigInteger, nullable=False, server_default=now_ms()),
     sqlite_autoincrement=True,
@@ -109,9 +105,9 @@ refused: Final = sa.Table(
     "timers_inbox_refused",
     metadata,
     sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
-    *_texts("prefix", "id", "action", "body"),
-    *_numbers("at"),
-    *_texts("problem"),
+    *_columns(sa.Text, "prefix", "id", "action", "body"),
+    *_columns(sa.BigInteger, "at"),
+    *_columns(sa.Text, "problem"),
 )
 """Rows of the inbox that could not be carried out, and why. A person deletes them."""
 
@@ -120,9 +116,9 @@ effects: Final = sa.Table(
     metadata,
     *_names("prefix", "id"),
     sa.Column("created", sa.BigInteger, primary_key=True, autoincrement=False),
-    *_numbers("occurrence"),
-    *_texts("outcome"),
-    *_numbers("at"),
+    *_columns(sa.BigInteger, "occurrence"),
+    *_columns(sa.Text, "outcome"),
+    *_columns(sa.BigInteger, "at"),
 )
 """For `once`: the newest occurrence of a timer whose effects were committed, and how its run ended."""
 
