@@ -96,10 +96,14 @@ async def insert(connection: AsyncConnection, rows: Sequence[NewRow]) -> set[Ide
     first, as Redis does. Returns those that were written."""
     some = sorted({row[:2]: row for row in reversed(rows)}.values())
     if connection.dialect.name == "sqlite":  # nobody else can write meanwhile
-        there = await execute(connection, _THERE, some)
+        there = await ages(connection, [row[:2] for row in some])
         await execute(connection, _INSERT, some)
-        return {row[:2] for row in some}.difference(there)
+        return {row[:2] for row in some if _is_free(row, there.get(row[:2]))}
     return {(prefix, timer_id) for prefix, timer_id in await execute(connection, _INSERT_RETURNING, some)}
+
+
+def _is_free(row: NewRow, there: RowAge | None) -> bool:
+    return there is None or (there.gone and there.age[0] < row.created)
 
 
 async def page(database: Database, shard: int, prefix: str, id: str, *, since_ms: int = 0) -> Sequence[Row]:
@@ -223,19 +227,13 @@ def _upsert(given: sa.FromClause, *, only_removed: bool = False) -> postgresql.I
     )
 
 
-def _named(given: sa.FromClause) -> sa.ColumnElement[bool]:
-    return sa.and_(timers.c.prefix == given.c.prefix, timers.c.id == given.c.id)
-
-
-_NEW: Final = rows_given(NewRow.__annotations__)
-_IS_FREE: Final = sa.and_(timers.c.status == PURGED, _NEW.c.created > timers.c.created)
-_THERE: Final = sa.select(*_NAME).join_from(_NEW, timers, _named(_NEW)).where(~_IS_FREE)
-_INSERT: Final = _upsert(_NEW, only_removed=True)
+_INSERT: Final = _upsert(rows_given(NewRow.__annotations__), only_removed=True)
 _INSERT_RETURNING: Final = _INSERT.returning(*_NAME)
 _UPSERT: Final = _upsert(rows_given(Row.__annotations__))
 
 _MOVED: Final = rows_given({"prefix": str, "id": str, "shard": int})
-_MOVE: Final = sa.update(timers).where(_named(_MOVED)).values(shard=_MOVED.c.shard)
+_OF_IT: Final = sa.and_(timers.c.prefix == _MOVED.c.prefix, timers.c.id == _MOVED.c.id)
+_MOVE: Final = sa.update(timers).where(_OF_IT).values(shard=_MOVED.c.shard)
 
 _AMONG: Final = among(*_NAME)
 _FIND: Final = sa.select(*_COLUMNS).where(_AMONG, timers.c.status != PURGED)
