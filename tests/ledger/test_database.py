@@ -33,13 +33,17 @@ async def test_an_empty_database_is_refused_until_it_was_upgraded(ledger_url: st
     await database.close()
 
 
-def differences(connection: Connection) -> list[object]:
-    options = {"version_table": VERSION_TABLE, "compare_server_default": False}
-    return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
+async def differences(database: Database) -> list[object]:
+    def compare(connection: Connection) -> list[object]:
+        options = {"version_table": VERSION_TABLE, "compare_server_default": False}
+        return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
+
+    async with database.transaction() as connection:
+        return await connection.run_sync(compare)
 
 
 async def test_the_migrations_make_the_tables_that_the_code_uses(database: Database) -> None:
-    assert await database.run(differences) == []
+    assert await differences(database) == []
 
 
 async def test_the_migrations_make_them_of_those_of_the_first_version(ledger_url: str) -> None:
@@ -51,7 +55,7 @@ async def test_the_migrations_make_them_of_those_of_the_first_version(ledger_url
         await connection.execute(text("CREATE TABLE timers_schema (version_num VARCHAR(32) PRIMARY KEY)"))
         await connection.execute(text("INSERT INTO timers_schema VALUES ('0001')"))
     await database.upgrade()
-    assert await database.run(differences) == []
+    assert await differences(database) == []
     await database.close()
 
 

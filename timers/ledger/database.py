@@ -8,7 +8,6 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -49,7 +48,6 @@ CONNECTIONS: Final = 8
 SQLITE: Final = (3, 35)
 """Earlier ones know no RETURNING, and take too few parameters in a statement."""
 
-_OPTIONS: Final = {"version_table": VERSION_TABLE}
 _MIGRATIONS: Final = Path(__file__).with_name("migrations")
 _ERRORS: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, sqlite3.Error, OSError, TimeoutError)
 _AWAY: Final = "the ledger is not available"
@@ -179,11 +177,6 @@ class Database:
                 drivers.append((await connection.get_raw_connection()).driver_connection)
             return await work(connection)
 
-    async def run(self, call: Callable[[Connection], T]) -> T:
-        """Run a plain function in a transaction, which may take any time."""
-        async with self.transaction() as connection:
-            return await connection.run_sync(call)
-
     async def ping(self) -> None:
         """Make sure that the database answers and lets timers be written: many keep answering while they are set to
         read-only, such as when their disk is full."""
@@ -212,7 +205,8 @@ class Database:
         state = await self.state()
         if state.is_later:
             raise ConfigurationError(f"TIMERS_LEDGER_URL: the database cannot be used; {state.problem}")
-        await self.run(partial(_upgrade, notify=notify))
+        async with self.transaction() as connection:
+            await connection.run_sync(_upgrade, notify=notify)
 
 
 Transacting = Database | AsyncConnection
@@ -239,7 +233,7 @@ async def _end(doing: asyncio.Task[Any], drivers: list[Any]) -> None:
 
 
 def _revision(connection: Connection) -> str | None:
-    return MigrationContext.configure(connection, opts=_OPTIONS).get_current_revision()
+    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
 
 
 def _upgrade(connection: Connection, *, notify: bool) -> None:

@@ -2,10 +2,8 @@
 
 from alembic import context
 
-from timers.ledger.schema import VERSION_TABLE, metadata
+from timers.ledger.schema import VERSION_TABLE
 
-context.configure(
-    connection=context.config.attributes["connection"], target_metadata=metadata, version_table=VERSION_TABLE
-)
+context.configure(connection=context.config.attributes["connection"], version_table=VERSION_TABLE)
 with context.begin_transaction():
     context.run_migrations()
