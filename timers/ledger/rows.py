@@ -108,9 +108,7 @@ def _is_free(row: NewRow, there: RowAge | None) -> bool:
 
 async def page(database: Database, shard: int, prefix: str, id: str, *, since_ms: int = 0) -> Sequence[Row]:
     """The next rows of a shard after a prefix and id, changed since a time, without those of removed timers."""
-    asked = _next(shard, (prefix, id), _COLUMNS).where(timers.c.status != PURGED)
-    if since_ms:
-        asked = asked.where(timers.c.changed >= since_ms)
+    asked = _next(shard, (prefix, id), _COLUMNS).where(timers.c.status != PURGED, timers.c.changed >= since_ms)
     return [*map(Row._make, await _read(database, asked))]
 
 
