@@ -8,7 +8,7 @@ from tests.engine.fleet import Calls, Fleet
 from tests.ledger.copies import agreed
 from tests.waiting import eventually
 from timers.ledger.database import Database
-from timers.ledger.holding import Holder, hold
+from timers.ledger.facts import Holder, hold
 
 
 async def asked(database: Database, server: str, *known: str, epoch: str = "e") -> Holder | None:

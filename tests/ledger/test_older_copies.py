@@ -23,7 +23,7 @@ from timers.embedded import Family
 from timers.engine import comparing
 from timers.engine.following import Following
 from timers.errors import AlreadyExists, Unavailable
-from timers.ledger import holding
+from timers.ledger import facts
 from timers.ledger.database import Database
 from timers.store.callers import Quotas
 from timers.store.following import COPY, LEDGER, WHOLE, advance, founded, notes
@@ -65,7 +65,7 @@ class Copied:
 
 @pytest.fixture
 async def copied(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Copied]:
-    monkeypatch.setattr(holding, "HELD_MS", 0)  # the other server need not wait for the ledger
+    monkeypatch.setattr(facts, "HELD_MS", 0)  # the other server need not wait for the ledger
     copied = Copied(family, tmp_path)
     await copied.server.up()
     yield copied

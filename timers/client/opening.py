@@ -70,7 +70,7 @@ async def _recall_shards(store: Store, settings: Settings, *, joins: bool) -> No
 
 async def recall_shards(store: Store, ledger: "Database") -> None:
     """Have an empty db get the number of shards that the ledger knows. Raises LedgerUnavailable."""
-    from timers.ledger.holding import last_shards  # noqa: PLC0415 (what it needs is an extra)
+    from timers.ledger.facts import last_shards  # noqa: PLC0415 (what it needs is an extra)
 
     if not store.identity.epoch and (known := await ledger.do(last_shards, writes=False)) is not None:
         store.identity.expect(known)

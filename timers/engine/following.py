@@ -20,7 +20,7 @@ from timers.engine.pod import Pod
 from timers.errors import LedgerUnavailable
 from timers.ledger import rows
 from timers.ledger.database import Database
-from timers.ledger.holding import hold, last_shards
+from timers.ledger.facts import hold, last_shards
 from timers.ledger.many import execute
 from timers.ledger.rows import Row, save_in
 from timers.logs import get_logger

@@ -1,23 +1,30 @@
-"""Owns the rows of facts: what a db needs besides its timers, and in which life each shard is.
+"""Owns what the ledger knows of a db besides its timers: facts, in which life each shard is, and that one db at a time
+uses a ledger.
 
 A life of a shard is the time until it loses data. Whoever gives the ledger's timers back says first, here, which life
 they are for. From then on nothing of an earlier one is written. So what a slow pod or a caller has read of the lost
 data is either in the rows that are given back, or nowhere: a version that both lives have given is not kept twice.
+
+Two dbs that live side by side, such as a restored copy beside its original, would run the same timers twice and take
+each other's rows for their own.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.ledger.many import among, execute, rows_given
-from timers.ledger.schema import facts
+from timers.ledger.schema import epochs, facts, now_ms
 
 KEY: Final = "key"
 _LIFE: Final = "life"
 """The kind of facts whose names are shards."""
+
+HELD_MS: Final = 6_000
+"""For so long after the last sign of life of its pods a db holds the ledger."""
 
 Fact = tuple[str, str]
 """(kind, name)."""
@@ -29,6 +36,21 @@ _GIVEN: Final = rows_given({"kind": str, "name": str, "value": str})
 _INSERT: Final = insert(facts).from_select(["kind", "name", "value"], sa.select(*_GIVEN.c).where(sa.true()))
 _WRITE: Final = _INSERT.on_conflict_do_update(index_elements=["kind", "name"], set_={"value": _INSERT.excluded.value})
 _DELETE: Final = sa.delete(facts).where(among(facts.c.kind, facts.c.name))
+
+
+class Holder(NamedTuple):
+    """A db that holds the ledger: its epoch, the identity of its Redis server, and how long ago its pods said so."""
+
+    epoch: str
+    server: str
+    ago_ms: int
+
+    def __str__(self) -> str:
+        return (
+            f"another Redis server ({self.server[:12]}, epoch {self.epoch}) uses this ledger, "
+            f"last {self.ago_ms / 1000:.1f} s ago; stop its pods, or give this service a ledger of its own. "
+            f"{HELD_MS // 1000} s after its last pod this one takes over"
+        )
 
 
 async def read(connection: AsyncConnection) -> dict[Fact, str]:
@@ -61,8 +83,32 @@ async def lives_of(connection: AsyncConnection, shards: Collection[int], *, stay
 async def begin_life(connection: AsyncConnection, shard: int, before: str | None, life: str) -> bool:
     """Say that a shard has another life than `before`, which the caller knew before it asked Redis. False if somebody
     else has said one meanwhile: that may be a later one."""
-    if before is None:
-        new = insert(facts).values(kind=_LIFE, name=str(shard), value=life).on_conflict_do_nothing()
-        return (await connection.execute(new)).rowcount == 1
+    new = insert(facts).values(kind=_LIFE, name=str(shard), value=life).on_conflict_do_nothing()
     of_it = sa.and_(facts.c.kind == _LIFE, facts.c.name == str(shard), facts.c.value == before)
-    return (await connection.execute(sa.update(facts).where(of_it).values(value=life))).rowcount == 1
+    said = new if before is None else sa.update(facts).where(of_it).values(value=life)
+    return (await connection.execute(said)).rowcount == 1
+
+
+async def last_shards(connection: AsyncConnection) -> int | None:
+    """The number of shards of the db that has used the ledger last; None if none has."""
+    return (await connection.execute(sa.select(epochs.c.shards).order_by(epochs.c.seen.desc()).limit(1))).scalar()
+
+
+async def hold(
+    connection: AsyncConnection, epoch: str, server: str, shards: int, known: Collection[str]
+) -> Holder | None:
+    """Say that pods of this db are alive. Returns who holds the ledger if that is a server which is not `known` to be
+    an earlier one of this db; then nothing was changed."""
+    ago = now_ms() - epochs.c.seen
+    others = sa.select(epochs.c.epoch, epochs.c.server, ago).where(
+        ago < HELD_MS, epochs.c.server.not_in([server, *known])
+    )
+    found = (await connection.execute(others.order_by(ago).limit(1))).first()
+    if found is not None:
+        return Holder(*found)
+    # Pods that start now do not know them.
+    await connection.execute(sa.delete(epochs).where(epochs.c.server.in_([each for each in known if each != server])))
+    said = insert(epochs).values(epoch=epoch, server=server, shards=shards, made=now_ms(), seen=now_ms())
+    again = {"seen": now_ms(), "shards": shards}
+    await connection.execute(said.on_conflict_do_update(index_elements=["epoch", "server"], set_=again))
+    return None
