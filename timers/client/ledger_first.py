@@ -182,8 +182,7 @@ class LedgerFirst:
         others = [(a.prefix, a.id) for a in armings if (a.prefix, a.id) not in new]
 
         async def decide(connection: AsyncConnection) -> list[Reply]:
-            made = [(*identity, created_ms) for identity, created_ms in new.items()]
-            await execute(connection, rows.AWAIT_ARMING, made)
+            await execute(connection, rows.AWAIT_ARMING, [(*identity, at_ms) for identity, at_ms in new.items()])
             there, waiting = await rows.find(connection, others), await rows.waiting(connection, others)
             replies = []
             for arming in armings:
@@ -226,9 +225,7 @@ class LedgerFirst:
         until now may have been given back in its place."""
         row = self._row(timer)
         if removed:
-            row = rows.tombstone(
-                row.prefix, row.id, row.shard, version=row.version + 1, created=row.created, at_ms=row.changed
-            )
+            row = rows.tombstone(*row[:3], version=row.version + 1, created=row.created, at_ms=row.changed)
         await self._database.do(partial(save_in, lives={row.shard: life}, changed=[row]))
 
     async def declared(self) -> list[str]:

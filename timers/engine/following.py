@@ -222,9 +222,8 @@ class Following:
                 continue  # it lacks more than timers, such as pauses, and gets these with the rest
             while codes <= _THERE and (page := await rows.pending(self._database, [shard])):
                 became = await restore(self._store, restored(page), life=stage.life)
-                there = [
-                    (row.prefix, row.id, row.created) for row, code in zip(page, became, strict=True) if code in _THERE
-                ]
+                taken = [row for row, code in zip(page, became, strict=True) if code in _THERE]
+                there = [(row.prefix, row.id, row.created) for row in taken]
                 await self._database.do(partial(execute, statement=rows.ARMED, rows=there))
                 codes |= {*became}
 
