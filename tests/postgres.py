@@ -54,11 +54,11 @@ def server() -> Path:
     return folder
 
 
-def new_database(driver: str = "asyncpg") -> str:
-    """The URL of a new, empty database."""
+def new_database(driver: str = "asyncpg", *, copied_from: str = "template1") -> str:
+    """The URL of a new database: empty, or a copy of another that nobody is connected to."""
     folder, name = server(), f"t{uuid4().hex}"
     with psycopg.connect(host=str(folder), user="postgres", dbname="postgres", autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {copied_from}".encode())
     return f"postgresql+{driver}://postgres@/{name}?host={folder}"
 
 
