@@ -42,7 +42,7 @@ TROUBLE_SECONDS: Final = 2.0
 """After that nothing goes wrong any more."""
 
 END_SECONDS: Final = 25.0
-"""What has not ended by then is lost: it would not even have to wait for a sweep by the way."""
+"""What has not ended by then is lost. It is less than a sweep sleeps, so that nothing may wait for that."""
 
 PATIENCE_SECONDS: Final = 2.0
 """How long a pod waits for an answer."""
