@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from redis.asyncio import Redis
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import ResponseError
 
 from tests.chaos.proxy import PATIENCE_S, Proxy
 from tests.chaos.server import Server
@@ -78,11 +78,21 @@ async def fill(witness: Witness, redis: Redis, *, seconds: float) -> None:
     witness.fault_off(fault, proof)
 
 
+async def refuse(witness: Witness, redis: Redis, *, seconds: float) -> None:
+    """The server writes nothing for a time, as when a snapshot has failed. It is read, and subscriptions stay."""
+    fault = witness.fault_on(FaultKind.PARTITION, EVERY_POD)
+    await redis.config_set("min-replicas-to-write", 1)
+    proof = await _refused(redis)
+    await asyncio.sleep(seconds)
+    await redis.config_set("min-replicas-to-write", 0)
+    witness.fault_off(fault, proof)
+
+
 async def _refused(redis: Redis) -> str:
     """What the server says to a write that needs memory, if it refuses it."""
     try:
         await redis.set("filling", "")
-    except OutOfMemoryError as error:
+    except ResponseError as error:
         return str(error)
     await redis.delete("filling")
     return ""

@@ -7,7 +7,8 @@ import pytest
 
 from tests.chaos.driver import Plan, run
 
-TROUBLES = {"steps": 2, "wipes": 2, "versions": 1, "partitions": 1, "throttles": 1, "slow": 1, "full": 1, "power": 2}
+_ONCE = ("versions", "partitions", "throttles", "slow", "full", "refusals")
+TROUBLES = {"steps": 2, "wipes": 2, "power": 2, **dict.fromkeys(_ONCE, 1)}
 """How many faults each proves at least."""
 IN_SUITE = ("steps", "wipes", "versions")
 

@@ -130,6 +130,11 @@ async def _fill(on: Stage, rng: random.Random) -> None:
     await on.pods.healed()
 
 
+async def _refuse(on: Stage, rng: random.Random) -> None:
+    await server_faults.refuse(on.witness, on.redis, seconds=rng.uniform(0.5, 3.0))
+    await on.pods.healed()
+
+
 async def _throttle(on: Stage, rng: random.Random) -> None:
     await on.pods.ready()
     async with faults.throttled(on.witness, rng.choice(on.pods.live)):
@@ -207,8 +212,9 @@ async def _lose(on: Stage, rng: random.Random) -> None:
 
 
 async def _anything(on: Stage, rng: random.Random) -> None:
-    makes = (_kill, _pause, _roll, _restart, _freeze, _cut, _hang_up, _forget, _lose, _slow_down, _fill, _throttle)
-    await rng.choice(makes)(on, rng)
+    of_pods = (_kill, _pause, _roll, _throttle)
+    of_the_server = (_restart, _freeze, _cut, _hang_up, _forget, _lose, _slow_down, _fill, _refuse)
+    await rng.choice((*of_pods, *of_the_server))(on, rng)
 
 
 async def _flush(on: Stage, rng: random.Random) -> None:
@@ -316,6 +322,7 @@ TROUBLES: Final[Mapping[str, Trouble]] = {
     "throttles": Trouble(_throttle, times=4),
     "slow": Trouble(_slow_down, times=6, needs=Needs(proxy=True, http=True)),
     "full": Trouble(_fill, times=6, needs=Needs(http=True)),
+    "refusals": Trouble(_refuse, times=6, needs=Needs(http=True)),
     "blackouts": Trouble(_black_out, times=3),
     "cuts": Trouble(_cut, times=200, even=True),
     "pauses": Trouble(_pause, times=3),
