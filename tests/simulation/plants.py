@@ -16,10 +16,12 @@ from timers.client import TimerClient
 from timers.core.decide import decide
 from timers.core.model import Status
 from timers.engine import runner
+from timers.engine.away import AGAIN_SECONDS
 from timers.engine.claimer import Claimer
+from timers.engine.intake import Intake
 from timers.engine.leases import Leases
 from timers.engine.runs import Runs
-from timers.engine.sweeper import ShardSweep
+from timers.engine.sweeper import ShardSweep, Sweeper
 from timers.processor import Registry
 from timers.store import scripts
 
@@ -58,6 +60,7 @@ class Plant:
 
 _right_cancel: Final = TimerClient.cancel
 _right_execute: Final = ScriptWire.execute
+_right_mark_after: Final = Intake.mark_after
 
 
 async def _cancel_later(self: TimerClient, prefix: str, id: str, **given: Any) -> Any:
@@ -105,14 +108,19 @@ def _unlimited(*_: Any) -> bool:
     return False
 
 
-def _forget(self: ShardSweep, *_: Any, **__: Any) -> None:
+def _forget(*_: Any, **__: Any) -> None:
     """Mark nothing."""
+
+
+def _mark_unless_failed(self: Intake, shard: int, prefix: str, seconds: float, cause: str = "rate") -> None:
+    if seconds != AGAIN_SECONDS:
+        _right_mark_after(self, shard, prefix, seconds, cause)
 
 
 NO_PLANT: Final = Plant()
 
 PLANTS: Final[Mapping[str, Plant]] = {
-    "settle without the token check": Plant({"if held.token ~= token then return 'fenced' end": ""}, seen_by=15),
+    "settle without the token check": Plant({"if held.token ~= token then return 'fenced' end": ""}, seen_by=5),
     "a second settle counts": Plant({"if held.status ~= 'r' then return 'already' end": ""}, seen_by=1),
     "start after cancel": Plant(
         {
@@ -129,7 +137,7 @@ PLANTS: Final[Mapping[str, Plant]] = {
         seen_by=17,
     ),
     "lease not extended": Plant(engine=((Leases, "_extend", _at_once),), seen_by=9),
-    "lease taken over while it lasts": Plant({"if lease_of(member) then return end": ""}, seen_by=55),
+    "lease taken over while it lasts": Plant({"if lease_of(member) then return end": ""}, seen_by=1),
     "attempt not counted": Plant({"'r', token, r.attempt + 1": "'r', token, r.attempt"}),
     "occurrence lost between run and re-arm": Plant(
         {"    schedule(prefix, id, r.due)\n    if r.failures ~= 0": "    if r.failures ~= 0"}, seen_by=1
@@ -141,7 +149,7 @@ PLANTS: Final[Mapping[str, Plant]] = {
     ),
     "a retry burns two tries": Plant(engine=((runner, "decide", _burn_two),), seen_by=3),
     "rescue by a wrong processor": Plant(
-        engine=((ShardSweep, "_find_orphans", _find_all), (Claimer, "_room_of", _any_room)), seen_by=103
+        engine=((ShardSweep, "_find_orphans", _find_all), (Claimer, "_room_of", _any_room)), seen_by=5
     ),
     "create repeated blindly": Plant(engine=((ScriptWire, "execute", _ask_twice),), seen_by=1),
     "limit not held": Plant(engine=((Registry, "limits_fleet", _unlimited),), seen_by=8),
@@ -156,8 +164,10 @@ PLANTS: Final[Mapping[str, Plant]] = {
         seen_by=367,
     ),
     "value of another key": Plant(engine=((watch, "UNREAD", None),), seen_by=26),
-    "starts without looking at its lease": Plant(engine=((Runs, "wait_for_lease", _at_once),), seen_by=71),
+    "starts without looking at its lease": Plant(engine=((Runs, "wait_for_lease", _at_once),), seen_by=5),
     "the sweep trusts events": Plant(engine=((ShardSweep, "_mark", _forget),), seen_by=5),
-    "orphans are never found": Plant(engine=((ShardSweep, "_find_orphans", _none_found),), seen_by=5),
+    "orphans are never found": Plant(engine=((ShardSweep, "_find_orphans", _none_found),), seen_by=14),
+    "a gap is not swept": Plant(engine=((Sweeper, "sweep_everything", _forget),), seen_by=251),
+    "a failed claim forgets its queue": Plant(engine=((Intake, "mark_after", _mark_unless_failed),), seen_by=2121),
 }
 """By name."""
