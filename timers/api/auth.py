@@ -322,10 +322,10 @@ class Auth:
         """Whether the ledger has keys that Redis has lost, or may have them."""
         if self._ledger is None or not await self._callers.are_lost():
             return False
+        from timers.ledger.facts import has_keys  # noqa: PLC0415 (what it needs is an extra)
+
         with suppress(LedgerUnavailable, TimeoutError):
             async with asyncio.timeout(READER_SECONDS):
-                from timers.ledger.facts import has_keys  # noqa: PLC0415 (what it needs is an extra)
-
                 return await self._ledger.do(has_keys, writes=False)
         return True
 

@@ -17,7 +17,7 @@ _CAUSES: Final = {
     "late-look": "the pod responsible for its event did not claim it; another pod looked 50 ms later",
     "sweep": "its event did not arrive in time; the sweep of the due index found it",
     "sweep-start": "its pod had just started, and looked for everything that was due",
-    "sweep-gap": "Redis had been away, or had refused its pod's calls, and the pod looked for everything that was due",
+    "sweep-gap": "its pod had lost its subscription, or Redis refused its calls; it looked for everything that was due",
     "sweep-deaf": "Redis's notifications do not arrive at its pod; the sweep of the due index found it",
     "sweep-busy": "its pod knew that it was due, but had no room for another run until then",
     "room": "its queue was at its concurrency limit until another run ended",

@@ -44,7 +44,7 @@ ENGLISH: Final[Mapping[str, str]] = MappingProxyType(
         "late-look": "late look",
         "sweep": "sweep",
         "sweep-start": "sweep at the start of its pod",
-        "sweep-gap": "sweep after a lost subscription",
+        "sweep-gap": "sweep after a gap",
         "sweep-deaf": "sweep without notifications",
         "sweep-busy": "sweep when its pod had room",
         "room": "room",
