@@ -5,7 +5,9 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from typing import Final
 
 import pytest
@@ -68,16 +70,27 @@ HEAVY: Final = (
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Collect no garbage among thousands of tests that all stay, neither now nor later, and then seldom: a test makes
     little, and most of it is in no circle."""
     gc.disable()
     try:
+        _compile_a_share(session.config)
         return (yield)
     finally:
         gc.freeze()
         gc.set_threshold(10_000)
         gc.enable()
+
+
+def _compile_a_share(config: pytest.Config) -> None:
+    """Before a worker imports all tests it imports some that no other worker begins with. In a fresh checkout, all of
+    them would otherwise compile the same files at the same time."""
+    if config.args_source == pytest.Config.ArgsSource.TESTPATHS and hasattr(config, "workerinput"):
+        worker, workers = int(config.workerinput["workerid"].removeprefix("gw")), config.workerinput["workercount"]
+        for path in sorted((config.rootpath / "tests").rglob("test_*.py"))[worker::workers]:
+            with suppress(Exception):  # the collection reports it
+                import_module(".".join(path.relative_to(config.rootpath).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
