@@ -1,4 +1,5 @@
-"""A type checker finds the typing errors of processor authors and callers before anything runs."""
+"""A type checker finds the typing errors of processor authors and callers before anything runs, and knows what
+`timers.ledger` returns for each kind of transaction."""
 
 import subprocess
 import sys
@@ -92,6 +93,62 @@ SLIPS: Final = (
     "Done(note=3)",
 )
 
+TRANSACTIONS: Final = """
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any
+
+import sqlite3
+
+import psycopg
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from timers import BlockingContext, Context, Done, Rearm
+from timers.ledger import Effects, arm, cancel, once, statement
+
+
+async def awaited(tx: AsyncConnection, session: AsyncSession, context: Context[Any]) -> Rearm:
+    made: str = await arm(tx, "mail", delay="24h", payload={"user": 1}, if_exists="replace")
+    gone: str = await cancel(session, "mail", made)
+    entered: AbstractAsyncContextManager[Effects] = once(tx, context)
+    async with entered, once(session, context) as effects:
+        done: Done = effects.ends(Done(gone))
+        return effects.ends(Rearm(after="1d"))
+
+
+def at_once(tx: Connection, session: Session, context: BlockingContext[Any]) -> None:
+    made: str = arm(tx, "mail", "a", repeat={"cron": "0 9 * * *"}, missed="latest")
+    gone: str = cancel(session, "mail", made)
+    entered: AbstractContextManager[Effects] = once(tx, context)
+    with entered, once(session, context) as effects:
+        effects.ends(Done(gone))
+
+
+def cursors(lite: sqlite3.Cursor, postgres: psycopg.Cursor) -> None:
+    lite.execute(*statement("mail", "a", due_at="2030-01-01T00:00:00Z", paramstyle="qmark"))
+    postgres.execute(*statement("mail", "a", action="cancel"))
+    postgres.execute(*statement("mail", "a", action="reschedule", delay="1h"))
+    postgres.execute(*statement("mail", "a", action="change", payload=None, tags=["a"]))
+
+
+async def slips(tx: AsyncConnection, plain: Connection, context: BlockingContext[Any]) -> None:
+"""
+
+SLIPS_IN_TRANSACTIONS: Final = (
+    'await arm(tx, "mail", "a", dealy="1h")',
+    'await arm(tx, "mail", "a")',
+    'await arm(tx, "mail", "a", delay="1h", due_at=5)',
+    'await arm(plain, "mail", "a", delay="1h")',
+    'await cancel(tx, "mail")',
+    "once(tx, context)",
+    'statement("mail", "a", action="cancle")',
+    'statement("mail", "a", delay="1h", paramstyle="dollars")',
+    'statement("mail", action="cancel")',
+)
+
+PROGRAMS: Final = {"calls.py": (HEAD + RIGHT, SLIPS), "transactions.py": (TRANSACTIONS, SLIPS_IN_TRANSACTIONS)}
+"""By file: what is right, and the lines behind it, each with an error."""
 
 MYPY: Final = ("mypy", "--strict", "--cache-dir", str(ROOT / ".cache" / "mypy"))
 """As users run it. What it knows of this package and of those that it uses is kept for the next run."""
@@ -102,21 +159,17 @@ CHECKERS: Final = (
 )
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("typed") / "calls.py"
-    path.write_text(HEAD + RIGHT + "".join(f"    {slip}\n" for slip in SLIPS))
-    return path
+@pytest.mark.parametrize("checker", CHECKERS, ids=["mypy", "pyright"])
+def test_a_misspelt_keyword_passed_the_type_checker(checker: tuple[str, ...], tmp_path: Path) -> None:
+    for name, (right, slips) in PROGRAMS.items():
+        (tmp_path / name).write_text(right + "".join(f"    {slip}\n" for slip in slips))
+    command = [sys.executable, "-m", *checker, *PROGRAMS]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    for name, (_, slips) in PROGRAMS.items():
+        assert lines_with_errors(ended.stdout, tmp_path / name) == set(slips), ended.stdout + ended.stderr
 
 
 def lines_with_errors(output: str, path: Path) -> set[str]:
     text = path.read_text().splitlines()
     found = [line.split(":") for line in output.splitlines() if f"{path.name}:" in line and "error" in line]
     return {text[int(parts[1]) - 1].strip() for parts in found}
-
-
-@pytest.mark.parametrize("checker", CHECKERS, ids=["mypy", "pyright"])
-def test_a_misspelt_keyword_passed_the_type_checker(checker: tuple[str, ...], written: Path) -> None:
-    command = [sys.executable, "-m", *checker, written.name]
-    ended = subprocess.run(command, cwd=written.parent, capture_output=True, text=True, check=False)
-    assert lines_with_errors(ended.stdout, written) == set(SLIPS), ended.stdout + ended.stderr
