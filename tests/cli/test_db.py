@@ -36,7 +36,10 @@ HELD_BY_ANOTHER = (
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database."""
-    return f"sqlite+aiosqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else postgres.new_database()
+    if request.param == "postgresql":
+        return postgres.new_database()
+    (tmp_path / "ledger.db").touch()
+    return f"sqlite+aiosqlite:///{tmp_path}/ledger.db"
 
 
 def execute(url: str, statement: str) -> None:
@@ -73,6 +76,19 @@ def test_tables_are_made_and_shown(bare: CommandLine, url: str) -> None:
     assert (after.code, after.json["problem"]) == (0, None)
     assert after.json["found"] == after.json["needed"] == "0001"
     assert after.json["shards_behind"] is None, "there is no Redis to ask"
+
+
+@pytest.mark.parametrize("command", [["db", "status"], ["ls"], ["create", "test", "a", "--in", "24h"]], ids=" ".join)
+def test_a_file_that_is_not_there_is_named_and_not_made(
+    timers: CommandLine, tmp_path: Path, command: list[str]
+) -> None:
+    path = tmp_path / "mistyped.db"
+    timers.monkeypatch.setenv("TIMERS_LEDGER_URL", f"sqlite+aiosqlite:///{path}")
+    missing = f"TIMERS_LEDGER_URL: there is no file {path}; correct the path, or run `timers db upgrade`"
+    assert timers(*command).refusal() == f"timers: {missing}"
+    (doctor,) = (each for each in timers("doctor", "-o", "json").json if each["check"] == "ledger")
+    assert (doctor["level"], doctor["said"]) == ("fail", missing)
+    assert not path.exists()
 
 
 def test_shards_that_no_pod_has_copied_yet_are_shown(filled: CommandLine) -> None:

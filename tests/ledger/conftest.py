@@ -41,6 +41,8 @@ def _new(dialect: str, folder: Path, *, copied_from: str | None = None) -> str:
     path = folder / "ledger.db"
     if copied_from:
         shutil.copy(copied_from, path)
+    else:
+        path.touch()
     return f"sqlite+aiosqlite:///{path}"
 
 

@@ -6,7 +6,7 @@ from timers.client import drift
 from timers.client.copies import told
 from timers.client.fleet import shortened
 from timers.doctor.checks import Check, Trouble, judged
-from timers.errors import LedgerUnavailable
+from timers.errors import ConfigurationError, LedgerUnavailable
 from timers.ledger import inbox
 from timers.ledger.database import Database
 from timers.store.following import CHECK, COPY, REBUILD, RESTORE, behind, stages
@@ -42,7 +42,7 @@ async def check_ledger(store: Store, database: Database) -> Check:
             await told(database, {shard: stage for shard, stage in reached.items() if stage.what in what})
             for what in ((RESTORE.what, REBUILD, CHECK), (COPY.what,))
         ]
-    except LedgerUnavailable as error:
+    except (LedgerUnavailable, ConfigurationError) as error:
         repair = "start its database, let it be written, or correct TIMERS_LEDGER_URL; the pods continue automatically"
         return Check("ledger", "fail", str(error), _NOT_ARMED, repair)
     given, late = "some of their timers may not be in Redis yet, and will run late", oldest_ms > LATE_MS

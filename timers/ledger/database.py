@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from timers.errors import ConfigurationError, LedgerUnavailable
 from timers.ledger.inbox import set_notify, waited_ms
-from timers.ledger.schema import VERSION_TABLE, timers
+from timers.ledger.schema import UPGRADE, VERSION_TABLE, timers
 from timers.ledger.sqlite import SqliteFile, begin
 from timers.logs import request_id
 from timers.setting_values import LEDGER_URL
@@ -51,7 +51,6 @@ SQLITE: Final = (3, 35)
 _MIGRATIONS: Final = Path(__file__).with_name("migrations")
 _ERRORS: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, sqlite3.Error, OSError, TimeoutError)
 _AWAY: Final = "the ledger is not available"
-_UPGRADE: Final = "run `timers db upgrade`"
 _LACKS: Final = re.compile(r"no such (table|column)|(relation|column) .+ does not exist")
 # PgBouncer gives each transaction another connection, which does not know the statements prepared on the one before.
 _UNPREPARED: Final[dict[str, dict[str, Any]]] = {
@@ -73,9 +72,9 @@ class SchemaState(NamedTuple):
         if self.found == self.newest:
             return None
         if self.found is None:
-            return f"it has no tables of the ledger yet: {_UPGRADE}"
+            return f"it has no tables of the ledger yet: {UPGRADE}"
         if not self.is_later:
-            return f"its tables are of an earlier version ({self.found}, this one needs {self.newest}): {_UPGRADE}"
+            return f"its tables are of an earlier version ({self.found}, this one needs {self.newest}): {UPGRADE}"
         return f"its tables are of a later version ({self.found}, this one knows up to {self.newest}): use that version"
 
 
@@ -153,7 +152,7 @@ class Database:
         LedgerUnavailable until there is one with the ledger's tables."""
         await self.engine.dispose()
         if not await asyncio.to_thread(self._file.has_successor):
-            raise LedgerUnavailable(f"{_AWAY}: its file was removed or replaced; put it back, or {_UPGRADE}")
+            raise LedgerUnavailable(f"{_AWAY}: its file was removed or replaced; put it back, or {UPGRADE}")
 
     async def do(self, work: Work[T], *, writes: bool = True) -> T:
         """Do something in a transaction of its own. If it takes LONGEST_SECONDS, raises LedgerUnavailable, and it may
@@ -201,7 +200,8 @@ class Database:
 
     async def upgrade(self, *, notify: bool = True) -> None:
         """Bring the tables to the state of this version. With `notify`, a row of the inbox wakes the pods, where the
-        database can do that. Raises ConfigurationError for tables of a later version."""
+        database can do that. Makes SQLite's file. Raises ConfigurationError for tables of a later version."""
+        self._file.is_made = True
         state = await self.state()
         if state.is_later:
             raise ConfigurationError(f"TIMERS_LEDGER_URL: the database cannot be used; {state.problem}")
@@ -275,5 +275,5 @@ def translated(*drivers: type[Exception]) -> Iterator[None]:
         cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         reason = " ".join(str(cause).split()) or type(cause).__name__
         if _LACKS.search(reason):
-            reason += f"; {_UPGRADE}"
+            reason += f"; {UPGRADE}"
         raise LedgerUnavailable(f"{_AWAY}: {reason}") from error

@@ -18,6 +18,8 @@ metadata: Final = sa.MetaData()
 VERSION_TABLE: Final = "timers_schema"
 """Where Alembic keeps which migration the database has."""
 
+UPGRADE: Final = "run `timers db upgrade`"
+
 LIVE: Final = ("scheduled", "running")
 PURGED: Final = "purged"
 """The status of a row whose timer was removed; it goes some time later. A record that is merely missing proves

@@ -13,13 +13,16 @@ from weakref import WeakSet
 
 from sqlalchemy import Connection
 
-from timers.ledger.schema import VERSION_TABLE
+from timers.errors import ConfigurationError
+from timers.ledger.schema import UPGRADE, VERSION_TABLE
 
 
 class SqliteFile:
     """The file that is open, if any is; a database in memory has none."""
 
     def __init__(self) -> None:
+        self.is_made = False
+        """Whether opening makes a file that is not there."""
         self._path, self._opened = "", (0, 0)
         self._threads = WeakSet[Thread]()
 
@@ -27,6 +30,7 @@ class SqliteFile:
         """A connection whose commits are on the disk when they return, and whose readers do not wait for the writer.
         Runs in the connection's thread."""
         self._threads.add(current_thread())
+        self._find(Path(given[0]))
         connection = _Connection(*given, **options)
         connection.isolation_level = None  # `begin` begins the transactions
         # The inbox may have text that is not UTF-8. The driver would refuse all rows for it.
@@ -36,6 +40,15 @@ class SqliteFile:
         self._path = connection.execute("PRAGMA database_list").fetchone()[2]
         self._opened = _identity(self._path)
         return connection
+
+    def _find(self, path: Path) -> None:
+        """Raises OperationalError, or ConfigurationError if only the file is missing and none is made."""
+        if not path.is_absolute():  # in memory
+            return
+        if not path.parent.is_dir():  # it may be mounted later
+            raise sqlite3.OperationalError(f"there is no folder {path.parent}")
+        if not (self.is_made or path.exists()):
+            raise ConfigurationError(f"TIMERS_LEDGER_URL: there is no file {path}; correct the path, or {UPGRADE}")
 
     async def closed(self, seconds: float) -> None:
         """Wait for the threads of the connections. The driver does not wait for that of one which could not be opened:
