@@ -39,7 +39,7 @@ ENTRY_RULE: Final = (
 )
 
 _KIND: Final = "tmk"
-_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+KEY_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _OPTIONS: Final = {
     "rate": (r".+", "a rate such as 100/s"),
@@ -73,7 +73,7 @@ class ApiKey:
         """From an entry. Raises InvalidInput. Its text may show the entry, because a hash of 256 random bits is no
         secret."""
         key_id, digest, prefixes, rights, *options = [*entry.split(":"), "", "", ""]
-        if not _ID.fullmatch(key_id) or not _DIGEST.fullmatch(digest):
+        if not KEY_ID.fullmatch(key_id) or not _DIGEST.fullmatch(digest):
             raise InvalidInput.of("key", entry, ENTRY_RULE)
         given = {name: value for name, _, value in (option.partition("=") for option in options if option)}
         covered, allowed = parse_prefixes(prefixes.split("+")), parse_rights(rights.split("+"))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 from pydantic import SecretStr
 
-from timers.access import RIGHTS, ApiKey, make_key, read_entries
+from timers.access import KEY_ID, RIGHTS, ApiKey, make_key, read_entries
 from timers.cli import URL_NAME
 from timers.cli.shared import ExactPrefix, Of, OnlyOf, Output, cell, note, progress, run, show
 from timers.client import TimerClient
@@ -298,7 +298,7 @@ def _key_row(key_id: str, key: ApiKey | None, kept: str, entries: Mapping[str, s
 @keys.command()
 def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, the part after tmk_.")]) -> None:
     """Revoke a key, wherever it is kept. Every pod refuses it within a second."""
-    if "_" in key_id:
-        raise InvalidInput.of("ID", "a whole key", "its id only: the part between tmk_ and the next _")
+    if not KEY_ID.fullmatch(key_id):  # not shown: it may be the key itself
+        raise InvalidInput.of("ID", "what was given", "the part of the key between tmk_ and the next _")
     if not run(lambda _, store: Callers(store).revoke(key_id)):
         note(f"no stored key has the id {key_id!r}; a key with this id in TIMERS_API_KEYS is now refused")
