@@ -5,10 +5,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from tests.engine.fleet import Fleet
 from timers.engine.peers import ALL_BEATS, Peers
 from timers.store.identity import DbIdentity
-from timers.store.membership import Declaration, Member, Membership, Roster
+from timers.store.membership import INTRODUCE_BEATS, Declaration, Member, Membership, Roster
 from timers.store.notifications import Part
 from timers.store.servers.connect import connect
 from timers.store.store import Store
@@ -218,3 +220,18 @@ async def test_a_pod_watches_all_shards_at_first_and_then_a_few_at_each_sign_of_
     assert {shard for marked, _, _ in later for shard in marked} == set(mine)
     assert {shard for _, looked, _ in later for shard in looked} == set(others)
     assert {shard for _, _, counted in later for shard in counted} == set(range(40))
+
+
+async def test_two_live_pods_of_one_name_both_say_so_and_one_that_starts_again_says_nothing(fleet: Fleet) -> None:
+    async def beaten(*pods: Peers) -> list[str]:
+        with capture_logs() as logs:
+            for pod in pods * 2 * INTRODUCE_BEATS:
+                await pod.beat()
+        return [line["pod"] for line in logs if line["event"] == "another live pod has the same name"]
+
+    one, other = (Peers(Membership(fleet.store), Member("shop", roles=("worker",))) for _ in range(2))
+    assert await beaten(one) == []
+    assert await beaten(other) == [], "as after a crash of the first"
+    assert set(await beaten(one, other)) == {"shop"}
+    await other.stop()
+    assert await beaten(one) == []

@@ -7,6 +7,7 @@ Scheme for Rendezvous", 1996.
 """
 
 import asyncio
+import secrets
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -67,7 +68,8 @@ class Peers:
     ) -> None:
         """`me` describes this pod, and `state` returns its state at each beat. `disagreed` is called if this pod cannot
         work with the db as it is by now."""
-        self._membership, self._me, self._state, self._beat_ms = membership, me, state, beat_ms
+        self._membership, self._state, self._beat_ms = membership, state, beat_ms
+        self._me = replace(me, process=secrets.token_hex(8))
         self._identity, self._refusals = membership.store.identity, membership.store.refusals
         self._connections = membership.store.connections
         self._raise_after_seconds, self._disagreed = raise_after_seconds, disagreed
@@ -134,6 +136,7 @@ class Peers:
         if roster.version != self._roster.version or len(others) != len(self._others):
             self._rivals.cache_clear()
             self.owner.cache_clear()
+            self._log_namesake(roster.members)
         self._roster, self._others = roster, others
         await self.check_identity(roster.members)
 
@@ -147,6 +150,11 @@ class Peers:
         for timer, form in me.newer.items():
             if self._logged.setdefault(timer, now) == now:
                 _log.error("timer left to pods of a later version", timer=timer, format=form)
+
+    def _log_namesake(self, members: Iterable[Member]) -> None:
+        """Log that this pod has found the sign of another in the place of its own."""
+        if any(member.pod == self._me.pod and member.process not in ("", self._me.process) for member in members):
+            _log.error("another live pod has the same name", pod=self._me.pod)
 
     def _find_owner(self, prefix: str) -> str | None:
         return self._roster.owner(prefix)

@@ -41,7 +41,7 @@ ADOPT_EVERY: Final = "TIMERS_ADOPT_EVERY"
 VERSION: Final = "version"
 """The name of the setting in which a pod tells its version."""
 
-_CARD: Final = ("roles", "processors", "only", "shards", "concurrency", "settings", "format")
+_CARD: Final = ("roles", "processors", "only", "shards", "concurrency", "settings", "format", "process")
 _STATE: Final = ("running", "notifications", "lateness", "lacks", "newer")
 _VERSION: Final = f"{keys.PODS_ROOT}version"
 _DECLARED: Final = f"{keys.PODS_ROOT}declared"
@@ -56,8 +56,8 @@ class Member:
     `only`: any prefix; None: all shards). `settings` are those that should be the same on all pods, as text. `lateness`
     counts its starts of the last minutes by bucket. `lacks` says what its Redis user was just refused, by prefix.
     `format` is the newest record format that may be written while it is alive (1 if it says none, as the first
-    versions); `newer` are timers that it met in a format that it cannot read.
-    `trouble` says which parts of its sign cannot be read; they count as missing."""
+    versions); `process` tells it from another pod of its name; `newer` are timers that it met in a format that it
+    cannot read. `trouble` says which parts of its sign cannot be read; they count as missing."""
 
     pod: str
     seen_ms: _Count = 0
@@ -68,6 +68,7 @@ class Member:
     concurrency: _Count = 0
     settings: Mapping[str, str] = field(default_factory=dict)
     format: Annotated[int, Field(ge=1, le=99)] = 1
+    process: str = ""
     running: _Count = 0
     notifications: str = DELIVERY_STATES[-1]
     lateness: Mapping[_Bucket, _Count] = field(default_factory=dict)
