@@ -1,6 +1,7 @@
 """Filters in lists and actions: relative times, beginnings of prefixes, several statuses and tags."""
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 
 import pytest
 from redis.asyncio import Redis
@@ -112,6 +113,12 @@ async def test_an_action_takes_no_status_that_it_does_not_act_on(api: Api) -> No
 async def test_the_client_takes_relative_times_prefix_patterns_and_several_values(api: Api) -> None:
     page = await api.client.list(prefix="login-*", status=["scheduled", "cancelled"], due_before="2h")
     assert [timer.id for timer in page.items] == ["soon"]
+    after, before = timedelta(hours=-1), timedelta(hours=2)
+    page = await api.client.list(prefix="login-*", due_after=after, due_before=before)
+    assert [timer.id for timer in page.items] == ["soon"]
+    assert (await api.client.list(due_after=-timedelta(days=1), due_before=after)).items == []
+    with pytest.raises(InvalidInput, match=r"^due_before: .* is not accepted; expected .*, or a duration from now"):
+        await api.client.list(due_before=timedelta(days=4000))
     assert [timer.id async for timer in api.client.iterate(tag=["a", "c"])] == ["dotted"]
     with pytest.raises(InvalidInput, match=r"^status: \[\] is not accepted; expected one or more of scheduled"):
         await api.client.list(status=[])

@@ -125,13 +125,13 @@ class ChangeFields(TypedDict, total=False):
 
 class FilterFields(TypedDict, total=False):
     """Which timers to find. A condition that is left out or None matches any timer. A prefix may end in `*`; a bound
-    may be a duration from now (`"1h"`, `"-1d"`)."""
+    may be a duration from now (`"1h"`, `"-1d"`, a timedelta)."""
 
     prefix: str | None
     status: StatusName | Sequence[StatusName] | None
     tag: str | Texts | None
-    due_after: Time | None
-    due_before: Time | None
+    due_after: Time | timedelta | None
+    due_before: Time | timedelta | None
 
 
 class Armed(NamedTuple):

@@ -188,12 +188,15 @@ class FromNow(int):
 
 
 def parse_bound(value: object) -> int:
-    """A bound for due times: a time as `parse_time` reads it, or a duration from now with a unit (`-1d` is in the
-    past), returned as FromNow. Raises `InvalidInput`."""
-    match = _FROM_NOW.fullmatch(value) if isinstance(value, str) else None
-    length = _read_text(match["length"]) if match is not None and len(match["length"]) <= _MAX_CHARACTERS else None
-    if match is not None and length is not None:
-        return FromNow(-length.exact_ms if match["sign"] == "-" else length.exact_ms)
+    """A bound for due times: a time as `parse_time` reads it, or a duration from now, returned as FromNow: text with a
+    unit (`-1d` is in the past) or a `timedelta`. Raises `InvalidInput`."""
+    if isinstance(value, timedelta):
+        is_past, length = value.days < 0, _read(abs(value))
+    else:
+        match = _FROM_NOW.fullmatch(value) if isinstance(value, str) else None
+        is_past, length = (match["sign"] == "-", _read(match["length"])) if match else (False, None)
+    if length is not None:
+        return FromNow(-length.exact_ms if is_past else length.exact_ms)
     try:
         return parse_time(value)
     except InvalidInput:
