@@ -107,6 +107,7 @@ def test_each_line_of_a_batch_has_its_own_result(timers: CommandLine) -> None:
 
 def test_a_file_that_cannot_be_read_is_named(timers: CommandLine) -> None:
     assert "missing.json" in timers("create", "--batch", "missing.json").refusal(2)
+    assert timers("create", "--batch", "").refusal(2).startswith("timers: --batch: '' is not accepted; expected a file")
     assert "PREFIX" in timers("create", "--in", "1h").refusal(2)
 
 

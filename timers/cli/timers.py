@@ -180,7 +180,7 @@ def create(
         "durability": durability,
     }
     given = _fields(payload, repeat, retry, tag, metadata, prefix=prefix, id=id, **rest)
-    if after is not None or at is not None or not (batch or "repeat" in given or "retry" in given):
+    if after is not None or at is not None or (batch is None and not given.keys() & {"repeat", "retry"}):
         given |= due_of(after, at)
     if batch is None:
         new = NewTimer.parse(given)
