@@ -35,6 +35,18 @@ def test_a_command_that_reads_leaves_a_mistyped_db_empty(
     assert redis.dbsize() == 0
 
 
+def test_a_user_without_a_right_learns_which_and_nothing_else(
+    timers: CommandLine, redis: Redis, server: EmbeddedServer
+) -> None:
+    redis.flushdb()
+    redis.acl_setuser("few", enabled=True, nopass=True, keys="*", channels="*", commands=["+@all", "-del"])
+    try:
+        line = timers("--url", server.url.replace("unix://", "unix://few:any@"), "init").refusal()
+    finally:
+        redis.acl_deluser("few")
+    assert line == "timers: TIMERS_REDIS_URL cannot be used: the Redis user lacks a right: DEL timers:meta*"
+
+
 def test_init_makes_an_empty_db_ours(timers: CommandLine, redis: Redis) -> None:
     made = timers("init", "--shards", "4", "-o", "json").json
     kept = {"format": "2", "shards": "4", "epoch": made["epoch"], "founded": f"{made['epoch']} 4"}

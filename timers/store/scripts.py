@@ -155,7 +155,8 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
             return Moving.of(moving[1], moving[2])
         denied = _DENIED.match(str(error))
         if denied or isinstance(error, NoPermissionError):
-            return RedisRights(f"the Redis user lacks a right: {error}", denied[1] if denied else None)
+            command = denied[1] if denied else None
+            return RedisRights(f"the Redis user lacks a right: {command or error}", command)
     return None
 
 
