@@ -43,7 +43,10 @@ async def check_ledger(store: Store, database: Database) -> Check:
             for what in ((RESTORE.what, REBUILD, CHECK), (COPY.what,))
         ]
     except (LedgerUnavailable, ConfigurationError) as error:
-        repair = "start its database, let it be written, or correct TIMERS_LEDGER_URL; the pods continue automatically"
+        repair = (
+            "start its database, let it be written, grant what its user lacks, or correct TIMERS_LEDGER_URL; "
+            "the pods continue automatically"
+        )
         return Check("ledger", "fail", str(error), _NOT_ARMED, repair)
     given, late = "some of their timers may not be in Redis yet, and will run late", oldest_ms > LATE_MS
     said = f"{waiting} changes wait, the oldest for {oldest_ms // 1000} s or more"

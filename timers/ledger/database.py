@@ -16,13 +16,13 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, event, false, make_url, update
+from sqlalchemy import Connection, event, false, make_url, text, update
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from timers.errors import ConfigurationError, LedgerUnavailable
 from timers.ledger.inbox import set_notify, waited_ms
-from timers.ledger.schema import UPGRADE, VERSION_TABLE, timers
+from timers.ledger.schema import UPGRADE, VERSION_TABLE, metadata, timers
 from timers.ledger.sqlite import SqliteFile, begin
 from timers.logs import request_id
 from timers.setting_values import LEDGER_URL
@@ -51,6 +51,11 @@ SQLITE: Final = (3, 35)
 _MIGRATIONS: Final = Path(__file__).with_name("migrations")
 _ERRORS: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, sqlite3.Error, OSError, TimeoutError)
 _AWAY: Final = "the ledger is not available"
+_LACKING: Final = text("""
+    SELECT wanted || ' on ' || name
+    FROM unnest(CAST(:names AS text[])) name, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) wanted
+    WHERE NOT has_table_privilege(name, wanted)
+""")
 _LACKS: Final = re.compile(r"no such (table|column)|(relation|column) .+ does not exist")
 # PgBouncer gives each transaction another connection, which does not know the statements prepared on the one before.
 _UNPREPARED: Final[dict[str, dict[str, Any]]] = {
@@ -177,9 +182,9 @@ class Database:
             return await work(connection)
 
     async def ping(self) -> None:
-        """Make sure that the database answers and lets timers be written: many keep answering while they are set to
-        read-only, such as when their disk is full."""
-        await self.do(lambda connection: connection.execute(update(timers).values(shard=0).where(false())))
+        """Make sure that the database answers, lets this user do with each table what pods do, and lets timers be
+        written: many keep answering while they are set to read-only, such as when their disk is full."""
+        await self.do(_try)
 
     async def inbox_seconds(self) -> float:
         """How long the first row of the inbox has waited; 0 if there is none."""
@@ -230,6 +235,15 @@ async def _end(doing: asyncio.Task[Any], drivers: list[Any]) -> None:
         await asyncio.wait({doing}, timeout=END_SECONDS)
     doing.cancel()
     await asyncio.gather(doing, return_exceptions=True)
+
+
+async def _try(connection: AsyncConnection) -> None:
+    """Raises LedgerUnavailable for a right that is missing."""
+    if connection.dialect.name == "postgresql":
+        lacking = (await connection.execute(_LACKING, {"names": list(metadata.tables)})).scalars().all()
+        if lacking:
+            raise LedgerUnavailable(f"{_AWAY}: its user lacks {', '.join(lacking)}")
+    await connection.execute(update(timers).values(shard=0).where(false()))
 
 
 def _revision(connection: Connection) -> str | None:
