@@ -35,13 +35,14 @@ Result = Rearm | Done | None
 
 S = TypeVar("S", default=None)
 S_co = TypeVar("S_co", default=None, covariant=True)
+T_co = TypeVar("T_co", default=Timers, covariant=True)
 
 Lifespan = Callable[[], AbstractAsyncContextManager[S]]
 """Opens what a processor needs while its pod lives, and closes it again."""
 
 
-class Context(NamedTuple, Generic[S_co]):
-    """What a coroutine processor is given besides its timer, with `timers`, a client for other timers.
+class Context(NamedTuple, Generic[S_co, T_co]):
+    """What a processor is given besides its timer, with `timers`, a client for other timers.
 
     `token` is the fencing token: hand it to a receiver that remembers the highest it has seen, and a late pod cannot
     act twice. `idempotency_key` (`prefix:id:created:occurrence`) is the same on every try and never used again.
@@ -55,20 +56,12 @@ class Context(NamedTuple, Generic[S_co]):
     deadline: datetime | None
     log: "FilteringBoundLogger"
     state: S_co
-    timers: Timers
+    timers: T_co
     traceparent: str | None = None
 
 
-class BlockingContext(NamedTuple, Generic[S_co]):
-    """What a plain function is given besides its timer: as `Context`, with a client whose methods block."""
-
-    token: int
-    idempotency_key: str
-    deadline: datetime | None
-    log: "FilteringBoundLogger"
-    state: S_co
-    timers: BlockingTimers
-    traceparent: str | None = None
+BlockingContext = Context[S, BlockingTimers]
+"""What a plain function is given: the methods of its `timers` block."""
 
 
 Function = Callable[[Timer, Context[S]], Awaitable[Result] | Result] | Callable[[Timer, BlockingContext[S]], Result]
@@ -88,7 +81,7 @@ class Processor:
     limits: Limits = NO_LIMITS
     lifespan: Lifespan[Any] | None = None
 
-    def __call__(self, timer: Timer, context: Context[Any] | BlockingContext[Any]) -> Awaitable[Result] | Result:
+    def __call__(self, timer: Timer, context: Context[Any, Any]) -> Awaitable[Result] | Result:
         return self.function(timer, context)
 
     @cached_property

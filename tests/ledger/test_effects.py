@@ -123,7 +123,7 @@ async def test_the_next_occurrence_has_its_own_effects(engine: AsyncEngine) -> N
 
 
 def test_plain_transactions(engine: AsyncEngine, blocking: Engine) -> None:
-    context = BlockingContext(1, a_timer().idempotency_key, None, LOG, None, NoTimers())  # type: ignore[arg-type]
+    context = BlockingContext(1, a_timer().idempotency_key, None, LOG, None, NoTimers())
     with blocking.begin() as tx, once(tx, context) as done:
         tx.execute(charge())
         done.ends(Done("paid"))

@@ -7,12 +7,9 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from functools import partial
 from random import Random
 from typing import Any, Final, get_args
-
-from structlog.typing import FilteringBoundLogger
 
 from timers.core.calls import Timers
 from timers.core.clock import Later
@@ -38,7 +35,7 @@ from timers.engine.spans import end_span
 from timers.engine.supervisor import Lifespans
 from timers.engine.threads import Threads, ThreadTimers
 from timers.logs import get_logger, running
-from timers.processor import BlockingContext, Context
+from timers.processor import Context
 from timers.store.codec import as_stored
 from timers.store.permits import Permit
 from timers.store.starts import FAILED, RETRIED
@@ -215,8 +212,7 @@ class Runner:
                     run.span = self._spans.begin(run.timer, run.processor.prefix)
                 if processor.is_async:
                     self._started(run)
-                    context = Context(*self._known(run), self._timers, timer.traceparent)
-                    result: Any = processor.function(timer, context)
+                    result: Any = processor.function(timer, self._context_of(run, self._timers))
                 else:
                     result = await self._result_in_thread(run)
                 if inspect.isawaitable(result):
@@ -326,9 +322,7 @@ class Runner:
         if run.stop is not None:
             raise asyncio.CancelledError
         loop.call_soon_threadsafe(self._started, run)
-        timers: Any = run.timers
-        context = BlockingContext(*self._known(run), timers, run.timer.traceparent)
-        return run.processor.function(run.timer, context)
+        return run.processor.function(run.timer, self._context_of(run, run.timers))
 
     def _freed(self, run: Run) -> None:
         """The run's thread is free again, perhaps long after the run has ended."""
@@ -337,15 +331,16 @@ class Runner:
             self.abandoned -= 1
             self._changed.set()
 
-    def _known(self, run: Run) -> tuple[int, str, datetime | None, FilteringBoundLogger, Any]:
-        """What its context knows of a run, but for what differs between contexts."""
+    def _context_of(self, run: Run, timers: Timers | ThreadTimers | None) -> Context[Any, Any]:
         timer, timeout_ms = run.timer, run.timeout_ms
-        return (
+        return Context(
             timer.token,
             timer.idempotency_key,
             None if timeout_ms is None else to_datetime(round(self._clock.now_ms()) + timeout_ms),
             _processors_log,
             self._lifespans.states[run.processor.lifespan],
+            timers,
+            timer.traceparent,
         )
 
     def _started(self, run: Run) -> None:

@@ -24,7 +24,7 @@ from timers.core.fields import decode
 from timers.core.model import Status, Timer
 from timers.core.spec import encode_payload
 from timers.logs import get_logger
-from timers.processor import BlockingContext, Context, Processor, Result
+from timers.processor import Context, Processor, Result
 from timers.testing.lab import LabRun, TimerLab
 
 __all__ = ["LabRun", "TimerLab", "call"]
@@ -66,7 +66,7 @@ async def call(
         updated_ms=now_ms,
         spec={"payload": decode(encode_payload(payload)), "metadata": dict(metadata or {})},
     )
-    log, kind = get_logger("timers.processor"), Context if processor.is_async else BlockingContext
-    result = processor.function(timer, kind(timer.token, timer.idempotency_key, None, log, state, refusing))
+    log = get_logger("timers.processor")
+    result = processor.function(timer, Context(timer.token, timer.idempotency_key, None, log, state, refusing))
     outcome: Result = await result if inspect.isawaitable(result) else result
     return outcome
