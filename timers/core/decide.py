@@ -1,7 +1,8 @@
 """Owns the decision what happens to a timer after a run, and when a repeating one runs next: the slot after the current
 one, by interval, calendar or cron. Pure: time and randomness are arguments."""
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -265,7 +266,12 @@ def _next_slot(timer: Timer, repeat: Repeat, progress: Progress, now_ms: int) ->
     if repeat.mode == "fixed_delay":
         return interval.add_to(now_ms, repeat.timezone), 0, False
     anchor_ms = progress.anchor_ms if progress.anchor_ms is not None else slot_ms
-    return _next_interval(interval, repeat.timezone, anchor_ms, progress.step, now_ms=now_ms, oldest_ms=oldest_ms)
+
+    def slot(step: int) -> int:
+        """Anchor + step × interval, multiplied before adding: 31 January + 2 months is 31 March."""
+        return (interval * step).add_to(anchor_ms, repeat.timezone)
+
+    return _next_interval(slot, progress.step, now_ms, oldest_ms)
 
 
 def _next_cron(repeat: Repeat, slot_ms: int, step: int, now_ms: int, oldest_ms: int) -> _Slot:
@@ -281,35 +287,21 @@ def _next_cron(repeat: Repeat, slot_ms: int, step: int, now_ms: int, oldest_ms: 
     return nearest_ms, step + 1 if nearest_ms <= now_ms else 0, nearest_ms > following_ms
 
 
-def _next_interval(
-    interval: Duration, timezone: str, anchor_ms: int, step: int, *, now_ms: int, oldest_ms: int
-) -> _Slot:
-    """The next slot of anchor + step × interval, from the oldest that may still start; of those in the past, at most
-    the newest `CATCH_UP_LIMIT`."""
-    oldest = _first_step_after(interval, timezone, anchor_ms, step + 1, oldest_ms - 1)
-    newest = _first_step_after(interval, timezone, anchor_ms, oldest, now_ms)
+def _next_interval(slot: Callable[[int], int], step: int, now_ms: int, oldest_ms: int) -> _Slot:
+    """The next slot of an interval, from the oldest that may still start; of those in the past, at most the newest
+    `CATCH_UP_LIMIT`."""
+    oldest = _first_step_after(slot, step + 1, oldest_ms - 1)
+    newest = _first_step_after(slot, oldest, now_ms)
     following = max(oldest, newest - CATCH_UP_LIMIT)
-    return _slot(interval, timezone, anchor_ms, following), following, following > step + 1
+    return slot(following), following, following > step + 1
 
 
-def _first_step_after(interval: Duration, timezone: str, anchor_ms: int, low: int, at_ms: int) -> int:
+def _first_step_after(slot: Callable[[int], int], low: int, at_ms: int) -> int:
     """The smallest step ≥ `low` whose slot is after `at_ms`. Doubles, then bisects, so that a long outage of a short
     interval takes a few dozen steps of calendar arithmetic instead of one for each slot."""
-    if _slot(interval, timezone, anchor_ms, low) > at_ms:
+    if slot(low) > at_ms:
         return low
     width = 1
-    while _slot(interval, timezone, anchor_ms, low + width) <= at_ms:
-        low, width = low + width, width * 2
-    high = low + width
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _slot(interval, timezone, anchor_ms, middle) > at_ms:
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _slot(interval: Duration, timezone: str, anchor_ms: int, step: int) -> int:
-    """Anchor + step × interval, multiplied before adding: 31 January + 2 months is 31 March."""
-    return (interval * step).add_to(anchor_ms, timezone)
+    while slot(low + width) <= at_ms:
+        width *= 2
+    return low + bisect_right(range(low, low + width), at_ms, lo=width // 2, key=slot)
