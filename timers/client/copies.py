@@ -100,13 +100,13 @@ def restored(found: Iterable[Row]) -> list[Restored]:
     return [Restored(row.prefix, row.id, record_of(row)) for row in found]
 
 
-def row_of_timer(shard: int, timer: Timer) -> Row:
+def row_of_timer(store: Store, timer: Timer) -> Row:
     """The row of a timer that was read or armed."""
     stored = timer.history
     return Row(
         timer.prefix,
         timer.id,
-        shard,
+        store.shard_of(timer.prefix, timer.id),
         timer.status.value,
         timer.version,
         timer.token,

@@ -18,7 +18,7 @@ from timers.ledger.inbox import Taken
 from timers.ledger.rows import Row, tombstone
 from timers.store.codec import encode_act
 from timers.store.following import INBOX
-from timers.store.store import Arming, Store
+from timers.store.store import Arming
 
 TOGETHER: Final = 50
 """Actions on existing timers that are under way at once."""
@@ -66,7 +66,7 @@ async def _arm(client: TimerClient, lives: Lives, asked: _Asked) -> dict[int, Re
     answers = await client._quotas.arm(list(served.values()), None)
     for (place, arming), answer in zip(served.items(), answers, strict=True):
         result = None if answer.code == "done" else tried(armed, answer, arming, None)
-        results[place] = _row(store, result.timer) if isinstance(result, Armed) else result
+        results[place] = row_of_timer(store, result.timer) if isinstance(result, Armed) else result
     return results
 
 
@@ -98,7 +98,7 @@ async def _act(client: TimerClient, asked: _Asked) -> dict[int, Result]:
 async def _act_on(client: TimerClient, found: Timer | None, row: Taken, asked: Request) -> Result:
     store, by = await client._open(), f"{INBOX} {row.mark}"
     if found is not None and any(entry.by == by for entry in found.history):
-        return _row(store, found)
+        return row_of_timer(store, found)
     try:
         timer = await _acted(client.acting(by), row, asked)
     except NotFound as error:
@@ -106,13 +106,9 @@ async def _act_on(client: TimerClient, found: Timer | None, row: Taken, asked: R
     except REASONS as error:
         return error
     if asked.action != "purge":
-        return _row(store, timer)
+        return row_of_timer(store, timer)
     shard, now_ms = store.shard_of(row.prefix, row.id), round(store.clock.now_ms())
     return tombstone(row.prefix, row.id, shard, version=timer.version + 1, created=timer.created_ms, at_ms=now_ms)
-
-
-def _row(store: Store, timer: Timer) -> Row:
-    return row_of_timer(store.shard_of(timer.prefix, timer.id), timer)
 
 
 async def _acted(client: TimerClient, row: Taken, asked: Request) -> Timer:

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import starmap
 from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -49,33 +48,30 @@ class LedgerFirst:
     async def arm(self, armings: Sequence[Arming], quota: Quota | None = None) -> list[Reply]:
         """As `Quotas.arm`; first in the ledger, if that is their durability. While Redis is away new timers are armed
         later, which their `armed` says, and the ledger decides what exists."""
-        if not armings or armings[0].durability != LEDGER:
-            return await self._arm_in_redis(armings, quota)
-        answers, lost = dict[int, Reply](), list(range(len(armings)))
+        is_written = bool(armings) and armings[0].durability == LEDGER
+        replies = await (self._arm_written if is_written else self._arm_known)(armings, quota)
         for _ in range(FOUNDING_TRIES):
             # What Redis loses between the two steps is given back in the next round, and then Redis decides.
-            answers |= zip(lost, await self._arm_written([armings[place] for place in lost], quota), strict=True)
-            lost = [place for place in lost if answers[place].code == "lost"]
-            if not lost:
-                return [answers[place] for place in range(len(armings))]
-        raise Unavailable(_KEEPS_LOSING)
-
-    async def _arm_in_redis(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
-        """As `Quotas.arm`. What Redis has lost of that name, and the ledger has, is given back first, unless the ledger
-        is away."""
-        replies = await self._quotas.arm([arming._replace(known=True) for arming in armings], quota)
-        for _ in range(FOUNDING_TRIES):
             lost = [place for place, reply in enumerate(replies) if reply.code == "lost"]
             if not lost:
                 return replies
-            lives: Lives = {}
-            with suppress(LedgerUnavailable):
-                lives = await given_back(self._store, self._database, [armings[place][:2] for place in lost])
             again = [armings[place] for place in lost]
-            again = [a._replace(life=lives.get(self._store.shard_of(a.prefix, a.id), "")) for a in again]
-            for place, reply in zip(lost, await self._quotas.arm(again, quota), strict=True):
+            came = await (self._arm_written if is_written else self._arm_given_back)(again, quota)
+            for place, reply in zip(lost, came, strict=True):
                 replies[place] = reply
         raise Unavailable(_KEEPS_LOSING)
+
+    async def _arm_known(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
+        """As `Quotas.arm`, but `lost` where Redis has just lost what the ledger may have of that name."""
+        return await self._quotas.arm([arming._replace(known=True) for arming in armings], quota)
+
+    async def _arm_given_back(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
+        """As `Quotas.arm`, once Redis has again what the ledger has of these names, unless the ledger is away."""
+        lives: Lives = {}
+        with suppress(LedgerUnavailable):
+            lives = await given_back(self._store, self._database, [arming[:2] for arming in armings])
+        again = [a._replace(life=lives.get(self._store.shard_of(a.prefix, a.id), "")) for a in armings]
+        return await self._quotas.arm(again, quota)
 
     async def _arm_written(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
         """Write the new ones of these timers to the ledger, then arm all. The code `lost` says that Redis lacks a timer
@@ -93,7 +89,8 @@ class LedgerFirst:
             if quota is not None:
                 raise
             return await self._unarmed(sent, written, away)
-        if all(starmap(_is_new, zip(sent, replies, strict=True))):  # as it mostly is
+        pairs = zip(sent, replies, strict=True)
+        if all(reply.code == "created" and _is_made(arming, reply) for arming, reply in pairs):  # as it mostly is
             return replies
         try:
             met = await self._recognize(sent, replies, written)
@@ -146,11 +143,12 @@ class LedgerFirst:
         there = [(a.prefix, a.id) for a in armings if (a.prefix, a.id) not in written]
         before = await given_back(self._store, self._database, there)
         await self._in_order(there)
-        return [a if (a.prefix, a.id) in written else self._known(a, before) for a in armings], before
-
-    def _known(self, a: Arming, before: Lives) -> Arming:
-        """The arming of a timer of which the ledger has another."""
-        return a._replace(created_ms=0, known=True, life=before[self._store.shard_of(a.prefix, a.id)])
+        return [
+            a
+            if (a.prefix, a.id) in written
+            else a._replace(created_ms=0, known=True, life=before[self._store.shard_of(a.prefix, a.id)])
+            for a in armings
+        ], before
 
     async def _correct(
         self,
@@ -167,7 +165,7 @@ class LedgerFirst:
             if (arming.prefix, arming.id) in written and not _is_made(arming, reply):
                 wrong.append((arming.prefix, arming.id, arming.created_ms))
             if timer is not None and reply.code != "created":
-                found.append(self._row(timer))
+                found.append(row_of_timer(self._store, timer))
         if wrong:
             await self._database.do(partial(execute, statement=rows.TAKE_BACK, rows=wrong))
         if found:
@@ -223,7 +221,7 @@ class LedgerFirst:
     async def keep(self, timer: Timer, life: str, *, removed: bool) -> None:
         """Write what a change has made of a timer in a life of its shard. Raises Unavailable if what the ledger had
         until now may have been given back in its place."""
-        row = self._row(timer)
+        row = row_of_timer(self._store, timer)
         if removed:
             row = rows.tombstone(*row[:3], version=row.version + 1, created=row.created, at_ms=row.changed)
         await self._database.do(partial(save_in, lives={row.shard: life}, changed=[row]))
@@ -244,14 +242,6 @@ class LedgerFirst:
         spec, _, progress = arming.body.partition("\n")
         shard = self._store.shard_of(prefix, timer_id)
         return NewRow(prefix, timer_id, shard, int(due[1:]), arming.created_ms, spec, progress)
-
-    def _row(self, timer: Timer) -> Row:
-        return row_of_timer(self._store.shard_of(timer.prefix, timer.id), timer)
-
-
-def _is_new(arming: Arming, reply: Reply) -> bool:
-    """Whether Redis has made the timer, which it did not have, with the creation of its row."""
-    return reply.code == "created" and _is_made(arming, reply)
 
 
 def _is_made(arming: Arming, reply: Reply) -> bool:
