@@ -11,7 +11,7 @@ from timers.store.identity import READS
 from timers.store.scripts import reachable
 from timers.store.servers.connect import connect
 from timers.store.servers.connections import Connections
-from timers.store.servers.durability import FSYNC, WAITS, WaitLevel
+from timers.store.servers.durability import FSYNC, WAITS
 from timers.store.store import Store
 
 if TYPE_CHECKING:
@@ -85,30 +85,30 @@ def open_ledger(url: str | None) -> "Database | None":
     return Database(url)
 
 
-async def lacking(store: Store, *, has_ledger: bool, root: str = "") -> Mapping[Durability, str]:
-    """What the service lacks for the durabilities that it cannot give, to a shard's root or without one to all of them.
-    Raises Unavailable."""
-    lacks: dict[Durability, str] = {level: await _lacks(store, level, root) for level in WAITS}
-    lacks["ledger"] = "" if has_ledger else "this service has no ledger (TIMERS_LEDGER_URL)"
+async def lacking(
+    store: Store, levels: Sequence[Durability] = LEVELS, *, has_ledger: bool, root: str = ""
+) -> Mapping[Durability, str]:
+    """What the service lacks for those of the durabilities that it cannot give, to a shard's root or without one to all
+    of them. Raises Unavailable."""
+    lacks: dict[Durability, str] = {}
+    for level in levels:
+        if level in WAITS:
+            with reachable(alone=True):
+                lacks[level] = await store.connections.durable(level).lacks(root)
+        elif level == "ledger" and not has_ledger:
+            lacks[level] = "this service has no ledger (TIMERS_LEDGER_URL)"
     return {level: why for level, why in lacks.items() if why}
-
-
-async def _lacks(store: Store, level: WaitLevel, root: str) -> str:
-    with reachable(alone=True):
-        return await store.connections.durable(level).lacks(root)
 
 
 async def refusal_of(store: Store, durability: Durability, *, has_ledger: bool, root: str = "") -> InvalidInput | None:
     """The error for a durability that the service cannot give, as in `lacking`. Raises Unavailable."""
-    if durability in WAITS and not await _lacks(store, durability, root):
-        return None
-    if durability == "fast" or (durability == "ledger" and has_ledger):
-        return None
-    lacks = await lacking(store, has_ledger=has_ledger, root=root)
-    why = lacks.get(durability)
-    if why is None:  # the server has it since a moment ago
-        return None
-    return InvalidInput.of("durability", durability, f"{listed(lacks)}; {_said(durability, why)}")
+    lacks: Mapping[Durability, str] = {}
+    for levels in ((durability,), LEVELS):  # the others matter only if it cannot give this one
+        lacks = await lacking(store, levels, has_ledger=has_ledger, root=root)
+        if durability not in lacks:
+            return None
+    server = "" if durability == "ledger" else "this server: "
+    return InvalidInput.of("durability", durability, f"{listed(lacks)}; {server}{lacks[durability]}")
 
 
 async def check_setting(store: Store, durability: Durability | None) -> None:
@@ -121,7 +121,3 @@ def listed(lacks: Mapping[Durability, str]) -> str:
     """The durabilities that the service can give, as a sentence has them."""
     *some, last = [level for level in LEVELS if level not in lacks]
     return f"{', '.join(some)} or {last}" if some else last
-
-
-def _said(durability: Durability, why: str) -> str:
-    return why if durability == "ledger" else f"this server: {why}"
