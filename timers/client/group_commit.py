@@ -103,17 +103,12 @@ class GroupCommit:
             del self._busy[group]
 
     def _take(self, group: _Group) -> list[_Waiting]:
-        """Who comes next. Where the ledger decides what is new, each timer once."""
-        some, later, named = list[_Waiting](), list[_Waiting](), set[Identity]()
-        for one in self._waiting.pop(group, ()):
-            if not one[1].done():
-                identity = one[0][:2]
-                comes_again = group[1] == _LEDGER and identity in named
-                (later if comes_again or len(some) == self._together else some).append(one)
-                named.add(identity)
-        if later:
+        """Who comes next; the others wait on."""
+        waiting = [one for one in self._waiting.pop(group, ()) if not one[1].done()]
+        next_places = set(_steps([arming for arming, _ in waiting])[0][: self._together])
+        if later := [one for place, one in enumerate(waiting) if place not in next_places]:
             self._waiting[group] = later
-        return some
+        return [one for place, one in enumerate(waiting) if place in next_places]
 
     async def _arm(self, some: list[_Waiting], group: _Group) -> None:
         armings = [arming for arming, _ in some]
