@@ -46,7 +46,7 @@ T = TypeVar("T")
 IfExists = Literal["keep", "replace", "newer"]
 
 _LETTERS: Final = {status.value: letter for status, letter in codec.LETTERS.items() if status is not Status.RETRYING}
-_NUMBERS: Final = ("version", "attempt", "failures", "occurrence", "token", "created_ms", "due_ms")
+_NUMBERS: Final = RecordParts._fields[1:8]
 _MOVED: Final = ("first_due", "slot", "anchor")
 """Times in the progress, which are moved with the due time."""
 _KINDS: Final[Mapping[type, str]] = {dict: "a JSON object", list: "a list", str: "a text", int: "a whole number"}
@@ -147,13 +147,6 @@ def _body(parts: RecordParts) -> dict[str, Any]:
     """What follows the head, as JSON. Raises ValueError if the same record could not be made of it again."""
     body = {"spec": decode(parts.spec), "history": [entry.decode() for entry in parts.history]}
     return body | {"progress": decode(parts.progress)} if parts.progress else body
-
-
-def _made_of(parts: RecordParts, body: Mapping[str, Any]) -> RecordParts:
-    """These parts with the spec, the progress and the history of a line."""
-    progress = encode(body["progress"]).encode() if "progress" in body else b""
-    history = tuple(entry.encode() for entry in body["history"])
-    return parts._replace(spec=encode(body["spec"]).encode(), progress=progress, history=history)
 
 
 def _changed_ms(parts: RecordParts) -> int:
@@ -369,17 +362,15 @@ def record_of(line: Mapping[str, Any], moved_ms: int = 0) -> Restored:
 def _parts(line: Mapping[str, Any]) -> RecordParts:
     if "record" in line:
         return taken_apart(base64.b64decode(_text(line, "record"), validate=True))
-    status, numbers = _LETTERS.get(str(line.get("status"))), [_number(line, name) for name in _NUMBERS]
+    status, numbers = _LETTERS.get(str(line.get("status"))), {name: _number(line, name) for name in _NUMBERS}
     if status is None:
         raise ValueError("it has no known status")
-    body = {"spec": _value(line, "spec", dict), "history": _value(line, "history", list)}
-    if "progress" in line:
-        body["progress"] = _value(line, "progress", dict)
-    if len(body["history"]) >= HISTORY_LIMIT or not all(map(_is_entry, body["history"])):
+    spec, history = encode(_value(line, "spec", dict)).encode(), _value(line, "history", list)
+    progress = encode(_value(line, "progress", dict)).encode() if "progress" in line else b""
+    if len(history) >= HISTORY_LIMIT or not all(map(_is_entry, history)):
         raise ValueError("history is not one")
-    version, attempt, failures, occurrence, token, created_ms, due_ms = numbers
-    head = RecordParts(status, version, attempt, failures, occurrence, token, created_ms, due_ms, b"", b"", ())
-    parts = _made_of(head, body)
+    entries = tuple(entry.encode() for entry in history)
+    parts = RecordParts(status, **numbers, spec=spec, progress=progress, history=entries)
     if max(parts.created_ms, parts.due_ms) >= codec.LATEST_MS or not (parts.version and parts.occurrence):
         raise ValueError("a number in it is impossible")
     return parts
