@@ -214,15 +214,10 @@ class Mover:
         count(0, 0)
 
     async def _copy_part(self, part: Part, place: Place | None, count: Callable[[int], None]) -> None:
-        """Copy a part, and `count` its timers; the next page is read while one is put there."""
-        pages = moving.pages(self._source, part, place)
-        reading = asyncio.ensure_future(anext(pages))
+        """Copy a part, and `count` its timers."""
         collected, by_shard = 0, dict[int, list[bytes]]()
         most = COLLECTED * min(self._target.shards, COLLECTED_SHARDS)
-        while True:
-            page = await reading
-            if page.next is not None:
-                reading = asyncio.ensure_future(anext(pages))
+        async for page in moving.pages(self._source, part, place):
             for member, line in page.copies:
                 shard = self._target.shard_of_member(member)
                 by_shard.setdefault(shard, []).append(line)
@@ -237,8 +232,6 @@ class Mover:
                 await moving.reach(self._target, part, page.next)
                 count(collected)
                 collected, by_shard = 0, {}
-            if page.next is None:
-                return
 
     async def _compared(self) -> dict[str, int]:
         """How many timers there are by status and prefix. Raises Refused if the two dbs do not have the same."""
