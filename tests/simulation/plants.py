@@ -16,10 +16,10 @@ from timers.client import TimerClient
 from timers.core.decide import decide
 from timers.core.model import Status
 from timers.engine import runner
-from timers.engine.away import AGAIN_SECONDS
 from timers.engine.claimer import Claimer
 from timers.engine.intake import Intake
 from timers.engine.leases import Leases
+from timers.engine.pod import AGAIN_SECONDS
 from timers.engine.runs import Runs
 from timers.engine.sweeper import ShardSweep, Sweeper
 from timers.processor import Registry

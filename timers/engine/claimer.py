@@ -9,9 +9,8 @@ from itertools import chain, repeat
 from typing import Final
 
 from timers.core.limits import Limits
-from timers.engine.away import AGAIN_SECONDS
 from timers.engine.intake import BACKLOG, CLAIM_BATCH, HOLD_SECONDS, Intake, QueueClaim
-from timers.engine.pod import Pod
+from timers.engine.pod import AGAIN_SECONDS, Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import named
 from timers.errors import Unavailable

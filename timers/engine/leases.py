@@ -11,8 +11,7 @@ from collections import defaultdict
 from functools import partial
 from typing import Final
 
-from timers.engine.away import AGAIN_SECONDS
-from timers.engine.pod import Pod
+from timers.engine.pod import AGAIN_SECONDS, Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
 from timers.errors import Unavailable

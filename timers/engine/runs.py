@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from timers.core.model import Status, Timer
 from timers.core.outcome import Failed, HandBack
-from timers.engine.away import AGAIN_SECONDS
-from timers.engine.pod import Pod
+from timers.engine.pod import AGAIN_SECONDS, Pod
 from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.processor import Processor

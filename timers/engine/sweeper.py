@@ -9,11 +9,10 @@ import asyncio
 from collections.abc import Collection
 from typing import Final
 
-from timers.engine.away import AGAIN_SECONDS
 from timers.engine.canary import Canaries
 from timers.engine.intake import Intake
 from timers.engine.peers import Peers
-from timers.engine.pod import Pod
+from timers.engine.pod import AGAIN_SECONDS, Pod
 from timers.errors import Unavailable
 from timers.store import keys
 from timers.store.cooperative import set_within, side_by_side
