@@ -154,11 +154,11 @@ def test_repeats_add_a_multiple_so_that_the_31st_comes_back() -> None:
 def test_milliseconds_are_exact_and_bounded() -> None:
     assert parse_ms("1d") == DAY_MS
     assert parse_ms(0) == 0
-    assert parse_ms("10s", minimum=10_000, maximum=10_000) == 10_000
+    assert parse_ms("10s", minimum=10_000) == 10_000
     assert refusal(lambda: parse_ms("x", "lease")) == FieldError("lease", "'x'", DURATION_FORMS)
-    bounds = "a duration from 1s to 1h"
-    for given in ("999ms", "60m1ms", 0, 3601):
-        error = refusal(lambda given=given: parse_ms(given, "lease", minimum=1_000, maximum=3_600_000))  # type: ignore[misc]
+    bounds = "a duration from 1s to 3653d"
+    for given in ("999ms", 0, 0.5):
+        error = refusal(lambda given=given: parse_ms(given, "lease", minimum=1_000))  # type: ignore[misc]
         assert error == FieldError("lease", repr(given), bounds)
 
 

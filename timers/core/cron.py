@@ -49,15 +49,15 @@ _NOT_A_PLACE: Final = frozenset({"localtime", "posixrules", "Factory"})
 _COPIES: Final = ("posix/", "right/")
 
 
-def check_cron(expression: object, field: str = "cron") -> str:
-    """The expression if it is valid, else InvalidInput: five fields (names, lists, ranges, steps, `L`, `LW`, `MON#2`,
-    `5L`) or a name such as `@daily`, with a date that comes at some time."""
+def check_cron(expression: object) -> str:
+    """The expression if it is valid, else InvalidInput without a field: five fields (names, lists, ranges, steps, `L`,
+    `LW`, `MON#2`, `5L`) or a name such as `@daily`, with a date that comes at some time."""
     if not isinstance(expression, str) or len(expression) > _MAX_CHARACTERS:
-        raise InvalidInput.of(field, expression, CRON_FORMS)
+        raise InvalidInput.of("", expression, CRON_FORMS)
     try:
         _read(expression)
     except CronSimError as error:
-        raise InvalidInput.of(field, expression, f"{CRON_FORMS}; here: {str(error).lower()}") from None
+        raise InvalidInput.of("", expression, f"{CRON_FORMS}; here: {str(error).lower()}") from None
     return expression
 
 
@@ -94,16 +94,16 @@ def _walls_after(fields: CronSim, wall: datetime) -> Iterator[datetime]:
     return walk
 
 
-def parse_timezone(value: object, field: str = "timezone") -> str:
-    """The IANA name in its own spelling (`europe/berlin` is `Europe/Berlin`). Raises `InvalidInput` for `field`."""
+def parse_timezone(value: object) -> str:
+    """The IANA name in its own spelling (`europe/berlin` is `Europe/Berlin`). Raises InvalidInput without a field."""
     if not isinstance(value, str):
-        raise InvalidInput.of(field, value, TIMEZONE_FORMS)
+        raise InvalidInput.of("", value, TIMEZONE_FORMS)
     try:
         name = Instant.from_timestamp(0).to_tz(value).tz_id
     except TimeZoneNotFoundError:
         name = None
     if name is None or name in _NOT_A_PLACE or name.startswith(_COPIES):
-        raise InvalidInput.of(field, value, TIMEZONE_FORMS)
+        raise InvalidInput.of("", value, TIMEZONE_FORMS)
     return name
 
 

@@ -163,12 +163,12 @@ def parse_interval(value: object, field: str = "") -> Duration:
     return interval
 
 
-def parse_ms(value: object, field: str = "", *, minimum: int = 0, maximum: int = MAX_MS) -> int:
-    """Milliseconds between `minimum` and `maximum` (both allowed), counted as in `Duration.exact_ms`."""
-    duration = Duration.parse(value, field)
-    if not minimum <= duration.exact_ms <= maximum:
-        raise InvalidInput.of(field, value, f"a duration from {Duration.of_ms(minimum)} to {Duration.of_ms(maximum)}")
-    return duration.exact_ms
+def parse_ms(value: object, field: str = "", *, minimum: int = 0) -> int:
+    """Milliseconds, at least `minimum`, counted as in `Duration.exact_ms`."""
+    ms = Duration.parse(value, field).exact_ms
+    if ms < minimum:
+        raise InvalidInput.of(field, value, f"a duration from {Duration.of_ms(minimum)} to {Duration.of_ms(MAX_MS)}")
+    return ms
 
 
 def parse_time(value: object, field: str = "") -> int:

@@ -47,8 +47,8 @@ Interval = Annotated[
     DurationInput, PlainValidator(partial(checked_duration, parse=parse_interval)), WithJsonSchema(shapes.INTERVAL)
 ]
 Backoff = Annotated[str | tuple[DurationInput, ...], PlainValidator(_checked_backoff), WithJsonSchema(shapes.BACKOFF)]
-CronText = Annotated[StrictStr, AfterValidator(partial(check_cron, field="")), WithJsonSchema(shapes.CRON)]
-Zone = Annotated[StrictStr, AfterValidator(partial(parse_timezone, field="")), WithJsonSchema(shapes.ZONE)]
+CronText = Annotated[StrictStr, AfterValidator(check_cron), WithJsonSchema(shapes.CRON)]
+Zone = Annotated[StrictStr, AfterValidator(parse_timezone), WithJsonSchema(shapes.ZONE)]
 
 
 class RetryPolicy(StrictModel):
