@@ -21,7 +21,8 @@ from tests.waiting import eventually
 from timers.client import open_store
 from timers.embedded import EmbeddedServer
 from timers.errors import Unavailable
-from timers.store.restoring import Restored, restore, taken_apart
+from timers.store.codec import taken_apart
+from timers.store.restoring import Restored, restore
 from timers.store.servers.connect import connect
 from timers.store.store import Store
 

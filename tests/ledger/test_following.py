@@ -17,8 +17,8 @@ from timers.ledger.rows import save
 from timers.ledger.schema import PURGED, timers
 from timers.processor import Context
 from timers.store import keys
+from timers.store.codec import RecordParts, put_together
 from timers.store.following import LEDGER, Note, notes, stages
-from timers.store.restoring import RecordParts, put_together
 
 
 async def test_every_kind_of_change_is_copied(sharded: Fleet, database: Database) -> None:

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from timers.client.backup import line_of, record_of
 from timers.core.fields import decode, encode
-from timers.store.restoring import RecordParts, Restored, put_together, taken_apart
+from timers.store.codec import RecordParts, put_together, taken_apart
+from timers.store.restoring import Restored
 
 JSON = st.recursive(
     st.none()

@@ -13,7 +13,8 @@ from tests.store.backends import open_store
 from tests.store.listening import wakes
 from timers.core.model import Status
 from timers.store import keys, upkeep
-from timers.store.restoring import RecordParts, Restored, put_together, restore, taken_apart
+from timers.store.codec import RecordParts, put_together, taken_apart
+from timers.store.restoring import Restored, restore
 from timers.store.store import Store
 
 FINISHED = [Status.COMPLETED, Status.FAILED, Status.UNHANDLED, Status.CANCELLED]

@@ -23,9 +23,10 @@ from timers.errors import Refused
 from timers.store import codec, keys
 from timers.store.callers import Callers
 from timers.store.carrying import put_declaration, put_key, put_pause, read_declarations, read_pauses
+from timers.store.codec import RecordParts, put_together, taken_apart
 from timers.store.membership import Declaration
 from timers.store.queries import totals
-from timers.store.restoring import RecordParts, Restored, put_together, read_records, restore, taken_apart
+from timers.store.restoring import Restored, read_records, restore
 from timers.store.store import Store
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from timers.ledger.rows import Identity, Row, save_in, share_until
 from timers.store import codec, keys
 from timers.store.callers import Callers
 from timers.store.carrying import put_declaration, put_key, put_pause, read_declarations, read_pauses
-from timers.store.codec import JUMP, LETTERS, STATUSES
+from timers.store.codec import JUMP, LETTERS, STATUSES, RecordParts, put_together, taken_apart
 from timers.store.following import (
     BUCKETS,
     COPY,
@@ -33,7 +33,7 @@ from timers.store.following import (
     stages,
 )
 from timers.store.membership import Declaration
-from timers.store.restoring import RecordParts, Restored, put_together, restore, restore_and_read, taken_apart
+from timers.store.restoring import Restored, restore, restore_and_read
 from timers.store.store import FOUNDING_TRIES, KEEPS_CHANGING, Store
 
 _COLUMN_LIMIT: Final = 2**63

@@ -9,7 +9,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, Literal, overload
+from typing import Any, Final, Literal, NamedTuple, overload
 
 from timers.core.decide import Transition
 from timers.core.durations import parse_ms, parse_time
@@ -137,18 +137,9 @@ def readable(prefix: str, timer_id: str, raw: bytes, lease: Lease | None = None)
 
 
 def _decoded(prefix: str, timer_id: str, raw: bytes, lease: Lease | None) -> Timer:
-    if raw.startswith(_TWO):
-        _, letter, version, attempt, failures, occurrence, token, created_ms, due_ms = HEAD.unpack_from(raw)
-        status, body = letter.decode(), raw[HEAD.size :]
-    else:
-        head, _, body = raw.partition(b"\n")
-        form, status, *numbers = head.decode().split(" ")
-        if form != "1":
-            raise ValueError(f"format {form}, this service knows 1 to {READS}")
-        version, token, attempt, failures, occurrence, due_ms, created_ms, _ = map(int, numbers)
-    spec, progress, history = _parts(body)
+    status, version, attempt, failures, occurrence, token, created_ms, due_ms, spec, progress, history = _split(raw)
     updated_ms = int(history[history.rfind(b"\n") + 1 :].partition(b" ")[0]) if history else created_ms
-    if due_ms >= LATEST_MS or created_ms >= LATEST_MS or updated_ms >= LATEST_MS:
+    if updated_ms >= LATEST_MS:
         raise ValueError("a time in it is none")
     # By position, because keywords take twice as long, and every run decodes a record.
     return Timer(
@@ -170,11 +161,57 @@ def _decoded(prefix: str, timer_id: str, raw: bytes, lease: Lease | None) -> Tim
     )
 
 
-def _parts(body: bytes) -> tuple[bytes, bytes, bytes]:
-    """The spec, the progress, and the history with a line break before each entry. Raises ValueError without
-    progress."""
+class RecordParts(NamedTuple):
+    """A record in its parts; `history` has the lines, oldest first. PROTOCOL.md describes the fields."""
+
+    status: str
+    version: int
+    attempt: int
+    failures: int
+    occurrence: int
+    token: int
+    created_ms: int
+    due_ms: int
+    spec: bytes
+    progress: bytes
+    history: Sequence[bytes]
+
+
+def taken_apart(raw: bytes) -> RecordParts:
+    """The parts of a record of any format that this version reads. Does not look into its JSON. Raises ValueError."""
+    parts = _split(raw)
+    return RecordParts(*parts[:-1], tuple(parts[-1].split(b"\n")[1:]))
+
+
+def _split(raw: bytes) -> tuple[str, int, int, int, int, int, int, int, bytes, bytes, bytes]:
+    """As `taken_apart`, but the history is as it stands there, with a line break before each entry."""
+    if raw.startswith(_TWO) and len(raw) >= HEAD.size:
+        _, letter, version, attempt, failures, occurrence, token, created_ms, due_ms = HEAD.unpack_from(raw)
+        status, body = letter.decode(), raw[HEAD.size :]
+    else:
+        head, _, body = raw.partition(b"\n")
+        form, _, fields = head.decode().partition(" ")
+        status, *numbers = fields.split(" ")
+        if form != "1":
+            raise ValueError(f"record format {form}, this service knows 1 to {READS}")
+        if len(numbers) != 8:
+            raise ValueError("not a record")
+        version, token, attempt, failures, occurrence, due_ms, created_ms = map(int, numbers[:7])
+    if status not in STATUSES or created_ms >= LATEST_MS or due_ms >= LATEST_MS:
+        raise ValueError("not a record")
     spec, progress, *history = body.split(b"\n", 2)
-    return spec, progress, b"\n" + history[0] if history else b""
+    told = b"\n" + history[0] if history else b""
+    return status, version, attempt, failures, occurrence, token, created_ms, due_ms, spec, progress, told
+
+
+def put_together(parts: RecordParts) -> bytes:
+    """The record of these parts. Raises ValueError for a number that it cannot hold."""
+    status, version, attempt, failures, occurrence, token, created_ms, due_ms, spec, progress, history = parts
+    try:
+        head = HEAD.pack(_TWO, status.encode(), version, attempt, failures, occurrence, token, created_ms, due_ms)
+    except struct.error as error:
+        raise ValueError(f"a number in it is too large: {error}") from error
+    return head + b"\n".join((spec, progress, *history))
 
 
 def _ms(number: int) -> int:
@@ -242,8 +279,7 @@ def _salvaged(prefix: str, timer_id: str, raw: bytes, lease: Lease | None, reaso
         timer = _decoded(prefix, timer_id, raw[:size] + f"{{}}\n{error}".encode(), lease)
     except _UNREADABLE:
         return None
-    body = raw[size:]
-    spec, _, history = _parts(body if b"\n" in body else body + b"\n")
+    *_, spec, _, history = _split(raw if b"\n" in raw[size:] else raw + b"\n")
     return timer._replace(history=StoredHistory(timer.created_ms, timer.version, spec, history))
 
 

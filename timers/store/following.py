@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from timers.errors import Unavailable
 from timers.store import keys
-from timers.store.scripts import reachable, read
+from timers.store.scripts import grouped, reachable, read
 from timers.store.store import FOUNDING_TRIES, KEEPS_CHANGING, Identity, Store
 
 LEDGER: Final = "@ledger"
@@ -115,8 +115,7 @@ async def notes(store: Store, shard: int, cursor: int, done: Sequence[Note] = ()
     for part in before:
         await _follow(store, shard, cursor, 0, part)
     stage, life, at, found, left, fresh = await _follow(store, shard, cursor, PAGE, last)
-    flat = iter(found)
-    read = [Note(keys.text(member), noted, record) for member, noted, record in zip(flat, flat, flat, strict=True)]
+    read = [Note(member.decode(errors="replace"), noted, record) for member, noted, record in grouped(found, 3)]
     return Notes(_stage(stage, life), read, int(at), int(left), int(fresh))
 
 

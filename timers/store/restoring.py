@@ -5,14 +5,13 @@ A copy has a record as Redis had it. It replaces what is there only if it is new
 earlier try came puts all records there again.
 """
 
-import struct
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from timers.core.model import IMPORTED, RESTORED
 from timers.store import codec, keys
-from timers.store.codec import HEAD
+from timers.store.codec import RecordParts, put_together, taken_apart
 from timers.store.scripts import read
 from timers.store.store import Store
 
@@ -38,22 +37,6 @@ class Restored(NamedTuple):
     prefix: str
     id: str
     record: bytes
-
-
-class RecordParts(NamedTuple):
-    """A record in its parts; `history` has the lines, oldest first. PROTOCOL.md describes the fields."""
-
-    status: str
-    version: int
-    attempt: int
-    failures: int
-    occurrence: int
-    token: int
-    created_ms: int
-    due_ms: int
-    spec: bytes
-    progress: bytes
-    history: Sequence[bytes]
 
 
 async def read_records(
@@ -164,35 +147,6 @@ def ended_ms(parts: RecordParts) -> int:
         if said.partition(b" ")[0].decode() not in (IMPORTED, RESTORED) and at.isdigit():
             return min(int(at), codec.LATEST_MS - 1)
     return parts.created_ms
-
-
-def taken_apart(raw: bytes) -> RecordParts:
-    """The parts of a record of any format that this version reads. Does not look into its JSON. Raises ValueError."""
-    if raw.startswith(b"2 ") and len(raw) >= HEAD.size:
-        _, letter, version, attempt, failures, occurrence, token, created_ms, due_ms = HEAD.unpack_from(raw)
-        status, body = letter.decode(errors="replace"), raw[HEAD.size :]
-    else:
-        head, _, body = raw.partition(b"\n")
-        form, status, *numbers = f"{head.decode(errors='replace')} ".split(" ")
-        if form != "1" or len(numbers) != 9 or not body.count(b"\n"):
-            raise ValueError("not a record of a format that this version reads")
-        version, token, attempt, failures, occurrence, due_ms, created_ms = map(int, numbers[:7])
-    spec, progress, *history = body.split(b"\n")
-    if status not in codec.STATUSES or max(created_ms, due_ms) >= codec.LATEST_MS:
-        raise ValueError("not a record")
-    return RecordParts(
-        status, version, attempt, failures, occurrence, token, created_ms, due_ms, spec, progress, tuple(history)
-    )
-
-
-def put_together(parts: RecordParts) -> bytes:
-    """The record of these parts. Raises ValueError for a number that it cannot hold."""
-    status, version, attempt, failures, occurrence, token, created_ms, due_ms, spec, progress, history = parts
-    try:
-        head = HEAD.pack(b"2 ", status.encode(), version, attempt, failures, occurrence, token, created_ms, due_ms)
-    except struct.error as error:
-        raise ValueError(f"a number in it is too large: {error}") from error
-    return head + b"\n".join((spec, progress, *history))
 
 
 def cancelled(created_ms: int, version: int) -> bytes:
