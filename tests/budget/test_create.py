@@ -91,7 +91,7 @@ class TestACreate:
     async def test_from_python(self, servers: SharedServers) -> None:
         async with api_of(servers) as api:
             cost = await cost_of(lambda n: api.client.create("note", f"user-{n}", delay="1h", payload=PAYLOAD))
-        cost.stays_within(calls=63, json=3)
+        cost.stays_within(calls=62, json=3)
 
     async def test_over_http(self, servers: SharedServers) -> None:
         """The JSON of the request, of the check of its payload (twice), of the record and of the answer."""
@@ -104,4 +104,4 @@ class TestACreate:
 
         async with api_of(servers) as api:
             cost = await cost_of(create)
-        cost.stays_within(calls=124, json=5)
+        cost.stays_within(calls=123, json=5)

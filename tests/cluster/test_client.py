@@ -86,10 +86,10 @@ async def test_a_pipeline_is_answered_in_order(store: Store) -> None:
 async def test_a_moved_slot_is_found(store: Store, cluster: Cluster) -> None:
     scripts, redis = store.connections.scripts, store.connections.commands
     elsewhere = store.connections.dial_scripts(answer_s=100)
-    assert [await each.eval(COUNT, 1, ROOT) for each in (scripts, redis, elsewhere)] == [1, 2, 3]
+    assert [await each.execute_command("EVAL", COUNT, 1, ROOT) for each in (scripts, redis, elsewhere)] == [1, 2, 3]
     await redis.delete(f"{ROOT}times")
     await cluster.move(ROOT)
-    assert [await each.eval(COUNT, 1, ROOT) for each in (scripts, redis, elsewhere)] == [1, 2, 3]
+    assert [await each.execute_command("EVAL", COUNT, 1, ROOT) for each in (scripts, redis, elsewhere)] == [1, 2, 3]
     await redis.delete(f"{ROOT}times")
     await cluster.move(ROOT)
     async with redis.pipeline(transaction=False) as asked:
@@ -107,9 +107,9 @@ async def test_a_script_whose_answer_was_lost_is_not_sent_again(store: Store, cl
     await impatient.commands.get(ROOT)
     for scripts in (impatient.scripts, impatient.commands):
         with pytest.raises((TimeoutError, RedisTimeoutError)):
-            await scripts.eval(COUNT_SLOWLY, 1, ROOT)
+            await scripts.execute_command("EVAL", COUNT_SLOWLY, 1, ROOT)
     await impatient.close()
-    assert await store.connections.scripts.eval(COUNT, 1, ROOT) == 3
+    assert await store.connections.scripts.execute_command("EVAL", COUNT, 1, ROOT) == 3
 
 
 async def test_a_slot_that_is_moved_key_by_key_is_waited_for(store: Store, cluster: Cluster) -> None:
@@ -176,7 +176,7 @@ async def test_nobody_waits_for_a_primary_that_another_has_replaced(cluster: Clu
     pipeline = connections.commands.pipeline(transaction=False)
     pipeline.incr(f"{ROOT}times")
     waiting = (
-        connections.scripts.eval(COUNT, 1, ROOT),
+        connections.scripts.execute_command("EVAL", COUNT, 1, ROOT),
         connections.commands.eval(COUNT, 1, ROOT),
         pipeline.execute(),
         connections.durable("replicated").write([("EVAL", COUNT, 1, ROOT)]),
@@ -185,7 +185,7 @@ async def test_nobody_waits_for_a_primary_that_another_has_replaced(cluster: Clu
     assert [isinstance(answer, ConnectionError) for answer in answers] == [True] * 4
     assert (await replica.ask("ROLE"))[0] == "master"
     hung.go_on()
-    assert await connections.scripts.eval(COUNT, 1, ROOT) == 1
+    assert await connections.scripts.execute_command("EVAL", COUNT, 1, ROOT) == 1
     await connections.close()
 
 

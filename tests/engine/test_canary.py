@@ -43,7 +43,7 @@ class _Rig:
         self.names: list[str] = []
         self.trouble: Exception | None = None
 
-    async def evalsha(self, _digest: str, _keys: int, key: str, *_: object) -> list[int]:
+    async def execute_command(self, _evalsha: str, _digest: str, _keys: int, key: str, *_: object) -> list[int]:
         """Arm the canary, as `canary.lua` does."""
         if self.trouble is not None:
             raise self.trouble

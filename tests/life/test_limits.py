@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -196,13 +196,16 @@ class TestConcurrency:
     ) -> None:
         """It pays no script and no round trip for other prefixes' limits."""
         ran: Counter[str] = Counter()
-        run = scripts.run
 
-        def count(redis: Redis | Scripts, name: str, *given: Any) -> Awaitable[Any]:
-            ran[name] += 1
-            return run(redis, name, *given)
+        def counted(run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+            def count(redis: Redis | Scripts, name: str, *given: Any) -> Awaitable[Any]:
+                ran[name] += 1
+                return run(redis, name, *given)
 
-        monkeypatch.setattr(scripts, "run", count)
+            return count
+
+        monkeypatch.setattr(scripts, "run", counted(scripts.run))
+        monkeypatch.setattr(scripts, "run_all", counted(scripts.run_all))
         await fleet.pod(Calls(pod_concurrency=5))
         await arm(fleet, ids(10))
         await ended(fleet, ids(10))

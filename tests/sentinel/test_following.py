@@ -98,13 +98,13 @@ async def test_each_connection_leaves_the_old_primary_at_once(sentinels: Sentine
     scripts, reader = store.connections.dial_scripts(DEADLINE_SECONDS), store.connections.dial()
     connecting: Awaitable[None] = reader.connect()  # type: ignore[no-untyped-call]
     await connecting
-    await scripts.eval(SET, 1, "before")
+    await scripts.execute_command("EVAL", SET, 1, "before")
     successor = await sentinels.fail_over()
     with pytest.raises(Unavailable):
         await listening
     with pytest.raises(ConnectionError):
         await reader.read_response()
-    await scripts.eval(SET, 1, "after")
+    await scripts.execute_command("EVAL", SET, 1, "after")
     assert await successor.ask("GET", "after")
     await armed(store, "b", due=LATER)
     assert await on(successor, "b")

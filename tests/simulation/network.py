@@ -196,7 +196,7 @@ class ScriptWire(Scripts):
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    async def execute(self, *command: str | int | bytes) -> Any:
+    async def execute_command(self, *command: str | int | bytes) -> Any:
         """See Scripts."""
         (reply,) = await self._link.ask([_words(command)])
         answer = _meant(reply)

@@ -59,7 +59,7 @@ class Plant:
 
 
 _right_cancel: Final = TimerClient.cancel
-_right_execute: Final = ScriptWire.execute
+_right_execute: Final = ScriptWire.execute_command
 _right_mark_after: Final = Intake.mark_after
 
 
@@ -151,7 +151,7 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "rescue by a wrong processor": Plant(
         engine=((ShardSweep, "_find_orphans", _find_all), (Claimer, "_room_of", _any_room)), seen_by=5
     ),
-    "create repeated blindly": Plant(engine=((ScriptWire, "execute", _ask_twice),), seen_by=1),
+    "create repeated blindly": Plant(engine=((ScriptWire, "execute_command", _ask_twice),), seen_by=1),
     "limit not held": Plant(engine=((Registry, "limits_fleet", _unlimited),), seen_by=8),
     "bare key fired twice": Plant(
         {"  if not is_news(member, since, number, r) then return 'known' end": ""}, seen_by=7

@@ -36,7 +36,7 @@ async def redis(real: Store) -> Redis:
 
 
 async def echoed(connection: Scripts, word: str) -> str:
-    answer: bytes = await connection.eval(ECHO, 0, word)
+    answer: bytes = await connection.execute_command("EVAL", ECHO, 0, word)
     return answer.decode()
 
 
@@ -132,7 +132,7 @@ async def test_an_error_is_an_answer_and_stops_nothing(redis: Redis, connection:
     await echoed(connection, "a")
     before = await clients(redis)
     with pytest.raises(ResponseError, match="on purpose"):
-        await connection.eval("return redis.error_reply('ERR on purpose')", 0)
+        await connection.execute_command("EVAL", "return redis.error_reply('ERR on purpose')", 0)
     assert await echoed(connection, "b") == "b"
     assert await clients(redis) == before
 

@@ -305,7 +305,8 @@ class DbIdentity:
         epoch, acts = self.epoch, dict.fromkeys(mine, "mark") | dict.fromkeys(others, "look")
         calls = [(keys.root(shard), [str(self.checkpoints.get(shard, 0)), act]) for shard, act in acts.items()]
         try:
-            answers = await scripts.try_all(self._redis, "mark", calls, self._wake) if calls else []
+            written = await scripts.run_all(self._redis, "mark", calls, self._wake) if calls else []
+            answers = [answer for answer, _ in written]
             failed = [answer for answer in answers if isinstance(answer, BaseException)]
             # Some shards may be on a node that is away.
             if error := next((e for e in failed if len(failed) == len(calls) or not isinstance(e, Unavailable)), None):

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import cycle
@@ -27,7 +27,7 @@ from redis.exceptions import (
 
 from timers.errors import ConfigurationError, Full, Moving, RedisRights, TimersError, Unavailable
 from timers.store.servers.connections import A_SENTINEL, ONE_NODE, SLOT_MOVES, NotSent, Scripts
-from timers.store.servers.durability import Writer, Written
+from timers.store.servers.durability import Command, Writer, Written
 
 Argument = str | int | bytes
 
@@ -163,63 +163,49 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
 async def run(redis: Redis | Scripts, name: str, root: str, arguments: Sequence[Argument], wake: str) -> Any:
     """Run a script. Each has the channel of wake-ups as its first argument. Raises Unavailable. A server that lost its
     script cache gets the script again."""
+    execute: Callable[..., Awaitable[Any]] = redis.execute_command
     try:
         try:
-            return await redis.evalsha(digest(name), 1, root, wake, *arguments)
+            return await execute("EVALSHA", digest(name), 1, root, wake, *arguments)
         except NoScriptError:
-            return await redis.eval(source(name), 1, root, wake, *arguments)
+            return await execute("EVAL", source(name), 1, root, wake, *arguments)
     except Exception as error:  # as `reachable`, which takes more calls: our connections lose no cancellation
         if (meant := _meant(error, alone=True)) is not None:
             raise meant from error
         raise
 
 
-async def run_all(redis: Redis | Scripts, name: str, calls: Sequence[Call], wake: str) -> list[Any]:
-    """Run a script several times, in order and in one round trip. Raises as `run`: the calls before the one that failed
-    were made, and later ones may have been."""
-    if len(calls) == 1:
-        return [await run(redis, name, *calls[0], wake)]
-    answers = await try_all(redis, name, calls, wake)
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-    return answers
-
-
-async def try_all(redis: Redis | Scripts, name: str, calls: Sequence[Call], wake: str) -> list[Any]:
-    """As `run_all`, with the error of each call that failed in the place of its answer."""
-    with reachable():
-        if isinstance(redis, Scripts):
-            asked = (redis.evalsha(digest(name), 1, root, wake, *arguments) for root, arguments in calls)
-            answers: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
-        else:
-            async with redis.pipeline(transaction=False) as pipeline:
-                for root, arguments in calls:
-                    pipeline.evalsha(digest(name), 1, root, wake, *arguments)
-                answers = await pipeline.execute(raise_on_error=False)
-    # Repeat calls that a server without the script refused: either all, or the last ones after a flush in between, so
-    # the order stays.
-    for place, answer in enumerate(answers):
-        if isinstance(answer, NoScriptError):
-            answers[place] = await run(redis, name, *calls[place], wake)
-        elif isinstance(answer, Exception):
-            answers[place] = _meant(answer, alone=False) or answer
-    return answers
-
-
-async def run_durably(writer: Writer, name: str, calls: Sequence[Call], wake: str) -> list[Written]:
-    """As `run_all`, and of each call whether what it wrote is as durable as the writer's level says."""
-    with reachable(alone=len(calls) == 1):
-        sent = [("EVALSHA", digest(name), 1, root, wake, *arguments) for root, arguments in calls]
-        written = await writer.write(sent)
+async def run_all(via: Redis | Scripts | Writer, name: str, calls: Sequence[Call], wake: str) -> list[Written]:
+    """Run a script several times, in order and in one round trip. Of each call its answer, or the error with which it
+    failed, and whether what it wrote is as durable as a writer's level says."""
+    alone = len(calls) == 1
+    with reachable(alone=alone):
+        asked = [("EVALSHA", digest(name), 1, root, wake, *arguments) for root, arguments in calls]
+        written = await _sent(via, asked)
+        # A server without the script refused either all, or the last ones after a flush in between: the order stays.
         if unknown := [place for place, (answer, _) in enumerate(written) if isinstance(answer, NoScriptError)]:
-            again = [("EVAL", source(name), *sent[place][2:]) for place in unknown]
-            for place, each in zip(unknown, await writer.write(again), strict=True):
+            again = await _sent(via, [("EVAL", source(name), *asked[place][2:]) for place in unknown])
+            for place, each in zip(unknown, again, strict=True):
                 written[place] = each
-        for answer, _ in written:
-            if isinstance(answer, BaseException):
-                raise answer
+    for place, (answer, reached) in enumerate(written):
+        if isinstance(answer, Exception):
+            written[place] = _meant(answer, alone) or answer, reached
     return written
+
+
+async def _sent(via: Redis | Scripts | Writer, commands: Sequence[Command]) -> list[Written]:
+    """The answers to commands, errors among them."""
+    if isinstance(via, Writer):
+        return await via.write(commands)
+    if isinstance(via, Scripts):
+        answers = await via.together(commands)
+    else:
+        async with via.pipeline(transaction=False) as pipeline:
+            asked: Any = pipeline
+            for command in commands:
+                asked.execute_command(*command)
+            answers = await pipeline.execute(raise_on_error=False)
+    return [(answer, True) for answer in answers]
 
 
 def grouped(flat: Sequence[Any], size: int) -> Iterator[tuple[Any, ...]]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Se
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
+from redis.asyncio import Redis
+
 from timers.core.clock import ServerClock
 from timers.core.decide import Transition
 from timers.core.fields import encode
@@ -17,7 +19,7 @@ from timers.store import codec, keys, scripts
 from timers.store.identity import DbIdentity, is_newer
 from timers.store.refusals import Refusals
 from timers.store.servers.connections import Connections, Scripts
-from timers.store.servers.durability import WAITS, Written
+from timers.store.servers.durability import WAITS, Writer, Written
 
 TOUCH_LIMIT: Final = 500
 """Trigger keys touched, and queues or leases checked, in one call: a few milliseconds, and few enough events for a
@@ -497,27 +499,22 @@ class Store:
 
     async def run_all(self, name: str, calls: Sequence[scripts.Call], via: Scripts | None = None) -> list[Any]:
         """Run a script several times in one round trip, over `via` if given. Each answer still begins with the server's
-        time."""
-        if not calls:
-            return []
-        sent = time.monotonic()
-        try:
-            replies = await scripts.run_all(via or self.connections.commands, name, calls, self._wake)
-        except RedisRights as error:
-            raise self._refused(error) from error
-        self._heard(name, sent, zip(calls, replies, strict=True))
-        return replies
+        time. If one fails, those before it were made, and later ones may have been."""
+        return [reply for reply, _ in await self._run_all(name, calls, via or self.connections.commands)]
 
     async def run_durably(self, level: Durability, name: str, calls: Sequence[scripts.Call]) -> list[Written]:
         """As `run_all`, and of each call whether the server's disk or replicas, as far as the level says, had it in
         time."""
-        if level not in WAITS:
-            return [(reply, True) for reply in await self.run_all(name, calls, self.connections.scripts)]
+        via = self.connections.durable(level) if level in WAITS else self.connections.scripts
+        return await self._run_all(name, calls, via)
+
+    async def _run_all(self, name: str, calls: Sequence[scripts.Call], via: Redis | Scripts | Writer) -> list[Written]:
+        if not calls:
+            return []
         sent = time.monotonic()
-        try:
-            written = await scripts.run_durably(self.connections.durable(level), name, calls, self._wake)
-        except RedisRights as error:
-            raise self._refused(error) from error
+        written = await scripts.run_all(via, name, calls, self._wake)
+        if error := next((answer for answer, _ in written if isinstance(answer, BaseException)), None):
+            raise self._refused(error) if isinstance(error, RedisRights) else error
         self._heard(name, sent, zip(calls, (reply for reply, _ in written), strict=True))
         return written
 

@@ -106,10 +106,10 @@ class ClusterScripts(Scripts):
         """Closing it closes all connections of `slots`."""
         self._slots = slots
 
-    async def execute(self, *command: str | int | bytes) -> Any:
+    async def execute_command(self, *command: str | int | bytes) -> Any:
         """See Scripts. While a slot is moved key by key, its node passes on with ASK what finds no key. The root that a
         script declares never exists: so none runs on half a shard, if only nobody follows."""
-        return await self._slots.send(_key_of(command), lambda node: node.scripts.execute(*command))
+        return await self._slots.send(_key_of(command), lambda node: node.scripts.execute_command(*command))
 
     async def aclose(self) -> None:
         """See Scripts."""

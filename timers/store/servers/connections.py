@@ -45,17 +45,14 @@ _NEVER: Final = Retry(NoBackoff(), 0)
 class Scripts(ABC):
     """Runs scripts for many callers at once, and never sends one again."""
 
-    def evalsha(self, *arguments: str | int | bytes) -> Awaitable[Any]:
-        """As redis-py's."""
-        return self.execute("EVALSHA", *arguments)
-
-    def eval(self, *arguments: str | int | bytes) -> Awaitable[Any]:
-        """As redis-py's."""
-        return self.execute("EVAL", *arguments)
-
     @abstractmethod
-    def execute(self, *command: str | int | bytes) -> Awaitable[Any]:
-        """Send a command and return its answer."""
+    def execute_command(self, *command: str | int | bytes) -> Awaitable[Any]:
+        """As redis-py's: send a command and return its answer."""
+
+    async def together(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to commands that are sent one right behind the other. Errors, also of the connection, are among
+        them."""
+        return await asyncio.gather(*(self.execute_command(*each) for each in commands), return_exceptions=True)
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -76,21 +73,13 @@ class ScriptConnection(Scripts):
         self._wire: _RedisProtocol | None = None
         self._opening: asyncio.Task[_RedisProtocol] | None = None
 
-    def execute(self, *command: str | int | bytes) -> Awaitable[Any]:
+    def execute_command(self, *command: str | int | bytes) -> Awaitable[Any]:
         """See Scripts."""
         wire = self._wire
         return self._execute_anew(command) if wire is None or wire.has_ended() else wire.ask(command)
 
     async def _execute_anew(self, command: Command) -> Any:
         return await (await self._opened()).ask(command)
-
-    async def together(self, commands: Sequence[Command]) -> list[Any]:
-        """The answers to commands that are sent one right behind the other. Errors, also of the connection, are among
-        them."""
-        wire = self._wire
-        if wire is None or wire.has_ended():
-            wire = await self._opened()
-        return await asyncio.gather(*map(wire.ask, commands), return_exceptions=True)
 
     async def _opened(self) -> "_RedisProtocol":
         """All who come while the connection opens share that attempt."""

@@ -7,6 +7,7 @@ connection wrote. It holds up what comes next, so these writes have connections 
 import asyncio
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -158,17 +159,20 @@ Written = tuple[Any, bool]
 """The answer to a command, and whether what it wrote has reached the level in time."""
 
 
-class Writer(Protocol):
+class Writer(ABC):
     """Writes what waits for one level."""
 
+    @abstractmethod
     async def write(self, commands: Sequence[Command]) -> list[Written]:
         """Errors of the server are among the answers. Raises what breaks the connection; the commands may have been
         executed then. None is executed twice."""
 
+    @abstractmethod
     async def lacks(self, root: str = "") -> str:
         """What the server of this root, or without one each server, would need to reach the level at all; empty if it
         has it."""
 
+    @abstractmethod
     async def aclose(self) -> None:
         """Close the connection."""
 

@@ -226,7 +226,7 @@ class Slots:
         await self._take(by, ranges)
 
     async def _said_at(self, address: str) -> _Said:
-        ask = self._at(address).scripts.execute
+        ask = self._at(address).scripts.execute_command
         try:
             info, ranges = await asyncio.gather(ask("CLUSTER", "INFO"), ask("CLUSTER", "SLOTS"))
         except ResponseError as error:
