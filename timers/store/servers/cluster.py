@@ -21,10 +21,8 @@ from timers.setting_values import split_hosts
 from timers.store import keys
 from timers.store.servers.connections import Connections, Scripts
 from timers.store.servers.durability import WaitLevel, Writer, Written
-from timers.store.servers.slots import Slots, slot_of
+from timers.store.servers.slots import SCRIPTS, Slots, key_of, slot_of
 
-_NO_KEY: Final = frozenset(("ACL", "CLIENT", "CLUSTER", "CONFIG", "INFO", "PING", "PUBLISH", "SCRIPT", "TIME"))
-_SCRIPTS: Final = frozenset(("EVAL", "EVALSHA"))
 _MOST_PRIMARIES: Final = 1024
 """A cursor of SCAN says on which primary it goes on."""
 
@@ -44,14 +42,13 @@ def connect_cluster(url: str, answer_s: float) -> "ClusterConnections":
         said = f"db {db} cannot be used: a cluster has only db 0; expected {split.scheme}://HOST:PORT without a db"
         raise ConfigurationError(f"TIMERS_REDIS_URL: {said}")
     slots = Slots(url, answer_s=answer_s)
-    return ClusterConnections(ClusterRedis(slots), 0, ClusterScripts(slots), url, slots)
+    return ClusterConnections(ClusterRedis(slots), 0, slots, slots)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConnections(Connections):
     """The connections to a cluster: `commands` and `scripts` go where the key is."""
 
-    url: str
     slots: Slots
 
     @property
@@ -88,7 +85,7 @@ class ClusterConnections(Connections):
 
     def dial_scripts(self, answer_s: float) -> Scripts:
         """See Connections."""
-        return ClusterScripts(Slots(self.url, answer_s=answer_s, scripts_s=answer_s))
+        return self.slots.apart(answer_s)
 
     def durable(self, level: WaitLevel) -> Writer:
         """See Connections."""
@@ -96,24 +93,7 @@ class ClusterConnections(Connections):
 
     async def close(self) -> None:
         """See Connections."""
-        await self.slots.close()
-
-
-class ClusterScripts(Scripts):
-    """Runs scripts on the primary that has their key, over a connection that all callers share."""
-
-    def __init__(self, slots: Slots) -> None:
-        """Closing it closes all connections of `slots`."""
-        self._slots = slots
-
-    async def execute_command(self, *command: str | int | bytes) -> Any:
-        """See Scripts. While a slot is moved key by key, its node passes on with ASK what finds no key. The root that a
-        script declares never exists: so none runs on half a shard, if only nobody follows."""
-        return await self._slots.send(_key_of(command), lambda node: node.scripts.execute_command(*command))
-
-    async def aclose(self) -> None:
-        """See Scripts."""
-        await self._slots.close()
+        await self.slots.aclose()
 
 
 class ClusterWriter(Writer):
@@ -123,26 +103,17 @@ class ClusterWriter(Writer):
         self._level, self._slots = level, slots
 
     async def write(self, commands: Sequence[Command]) -> list[Written]:
-        """See Writer. The commands are calls of scripts."""
-        written: list[Written] = [(None, False)] * len(commands)
-        by_root: dict[str, list[int]] = {}
-        for place, command in enumerate(commands):
-            by_root.setdefault(command[3], []).append(place)
+        """See Writer. The commands are calls of scripts. What goes to one node at the same time shares a wait there."""
+        return await asyncio.gather(*map(self._write, commands))
 
-        async def write(root: str, left: Sequence[int]) -> None:
-            async def ask(node: Connections) -> None:
-                nonlocal left
-                said = await node.durable(self._level).write([commands[place] for place in left])
-                for place, each in zip(left, said, strict=True):
-                    written[place] = each
-                left = [place for place in left if isinstance(written[place][0], _NOT_DONE)]
-                if left:
-                    raise written[left[0]][0]
+    async def _write(self, command: Command) -> Written:
+        async def ask(node: Connections) -> Written:
+            ((answer, reached),) = await node.durable(self._level).write([command])
+            if isinstance(answer, _NOT_DONE):
+                raise answer
+            return answer, reached
 
-            await self._slots.send(root, ask)
-
-        await asyncio.gather(*(write(*each) for each in by_root.items()))
-        return written
+        return await self._slots.send(key_of(command), ask)
 
     async def lacks(self, root: str = "") -> str:
         """See Writer. Without a root, what the first primary lacks that answers and lacks something."""
@@ -186,14 +157,14 @@ class ClusterRedis(Redis):
             try:
                 return await redis.execute_command(*args, **options)
             except AskError as error:
-                if isinstance(error, MovedError) or args[0] in _SCRIPTS:
+                if isinstance(error, MovedError) or args[0] in SCRIPTS:
                     raise
                 # The key is not on this node, or not any more: its slot is being moved.
                 asked: Any = self._slots.at(error, node).commands.pipeline(transaction=False)
                 _, answer = await asked.execute_command("ASKING").execute_command(*args, **options).execute()
                 return answer
 
-        return await self._slots.send(_key_of(args) or keys.META, ask)
+        return await self._slots.send(key_of(args) or keys.META, ask)
 
     async def _exists(self, names: Sequence[Any]) -> int:
         by_slot: dict[int, list[Any]] = {}
@@ -218,14 +189,6 @@ class ClusterRedis(Redis):
         return (own * _MOST_PRIMARIES + place if place < len(primaries) else 0), found
 
 
-def _key_of(command: Command) -> str | bytes:
-    """The key; empty if there is none."""
-    name = command[0]
-    if name in _SCRIPTS:
-        return str(command[3])
-    return "" if name.partition(" ")[0] in _NO_KEY or len(command) < 2 else command[1]
-
-
 class ClusterPipeline(Pipeline):
     """A pipeline that is sent in parts, one to each node, all at once. Answers come in order. A command without a key
     goes where the one before it goes. What a node refuses
@@ -245,7 +208,7 @@ class ClusterPipeline(Pipeline):
         parts: dict[Connections, list[int]] = {}
         key: str | bytes = keys.META
         for place, (args, _) in enumerate(stack):
-            key = _key_of(args) or key
+            key = key_of(args) or key
             parts.setdefault(self._slots.owner(key), []).append(place)
         sent = await asyncio.gather(
             *(self._ask(node, [stack[place] for place in places]) for node, places in parts.items())

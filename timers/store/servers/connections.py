@@ -291,10 +291,13 @@ def dial(pool: ConnectionPool) -> AbstractConnection:
 
 def connect_server(url: str, answer_s: float) -> Connections:
     """Clients for the URL of one server. Opens nothing yet. Raises TypeError or ValueError for what cannot be used."""
-    pool = make_pool(parse_url(url), answer_s)
-    # An unknown option of the URL is refused only here.
-    shared = ScriptConnection(dial(pool), answer_s=pool.connection_kwargs["socket_timeout"])
-    return Connections(Redis.from_pool(pool), pool.connection_kwargs.get("db", 0), shared)
+    return connections_over(make_pool(parse_url(url), answer_s))
+
+
+def connections_over(pool: ConnectionPool) -> Connections:
+    """A pool, and a connection for scripts beside it. Raises TypeError for an unknown option, which a pool accepts."""
+    scripts = ScriptConnection(dial(pool), answer_s=pool.connection_kwargs["socket_timeout"])
+    return Connections(Redis.from_pool(pool), pool.connection_kwargs.get("db", 0), scripts)
 
 
 def make_pool(

@@ -24,7 +24,7 @@ from redis.exceptions import (
 from timers.logs import get_logger
 from timers.setting_values import split_hosts
 from timers.store.cooperative import set_within, side_by_side
-from timers.store.servers.connections import Connections, ScriptConnection, Scripts, dial, make_pool
+from timers.store.servers.connections import Connections, ScriptConnection, Scripts, connections_over, dial, make_pool
 
 PORT: Final = 26379
 """Of a Sentinel, unless the URL has another."""
@@ -327,10 +327,7 @@ class SentinelConnections(Connections):
             pool = self.commands.connection_pool
             options = {**pool.connection_kwargs, "host": address[0], "port": address[1], "max_connections": 1}
             tls = {"connection_class": SSLConnection} if "ssl_cert_reqs" in options else {}
-            plain = make_pool({**options, **tls}, ANSWER_SECONDS)
-            self._made[address] = Connections(
-                Redis.from_pool(plain), self.db, ScriptConnection(dial(plain), answer_s=ANSWER_SECONDS)
-            )
+            self._made[address] = connections_over(make_pool({**options, **tls}, ANSWER_SECONDS))
         return self._made[address]
 
     @property
@@ -370,16 +367,11 @@ def connect_sentinels(url: str, answer_s: float) -> SentinelConnections:
     shared = {name: value for name, value in options.items() if name not in ("username", "password", "db")}
     asking |= dict.fromkeys(("socket_timeout", "socket_connect_timeout"), ANSWER_SECONDS)
     sentinels = Sentinels(list(map(_place, hosts)), service, make_pool({**shared, **asking}, answer_s))
-    pool = make_pool(options, answer_s, _ToPrimary, sentinels=sentinels)
-    # An unknown option of the URL is refused only here.
-    scripts = ScriptConnection(dial(pool), answer_s=pool.connection_kwargs["socket_timeout"])
-
-    def known_replicas() -> int:
-        """Those that the Sentinels reach may be promoted, whether the primary does or not."""
-        return len(sentinels.replicas)
-
-    db = options.get("db", 0)
-    return SentinelConnections(Redis.from_pool(pool), db, scripts, sentinels=sentinels, known_replicas=known_replicas)
+    to = connections_over(make_pool(options, answer_s, _ToPrimary, sentinels=sentinels))
+    # Replicas that the Sentinels reach may be promoted, whether the primary does or not.
+    return SentinelConnections(
+        to.commands, to.db, to.scripts, sentinels=sentinels, known_replicas=lambda: len(sentinels.replicas)
+    )
 
 
 def _place(text: str) -> Address:

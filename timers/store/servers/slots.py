@@ -22,7 +22,7 @@ from redis.exceptions import (
 from timers.errors import ConfigurationError
 from timers.setting_values import redacted, split_hosts
 from timers.store.cooperative import shared
-from timers.store.servers.connections import SLOT_MOVES, Connections, connect_server
+from timers.store.servers.connections import SLOT_MOVES, Connections, Scripts, connect_server
 from timers.store.servers.durability import REMEMBERED_SECONDS
 
 T = TypeVar("T")
@@ -42,6 +42,11 @@ ASK_SECONDS: Final = 1.0
 SETTLE_SECONDS: Final = 2.0
 """How long a command waits for its slot to settle."""
 
+SCRIPTS: Final = frozenset(("EVAL", "EVALSHA"))
+"""Commands that run a script."""
+
+_NO_KEY: Final = frozenset(("ACL", "CLIENT", "CLUSTER", "CONFIG", "INFO", "PING", "PUBLISH", "SCRIPT", "TIME"))
+
 _LONGEST_PAUSE_SECONDS: Final = 0.1
 _NO_CLUSTER: Final = ("cluster support disabled", "unknown command")
 _UNKNOWN: Final = "?"
@@ -57,14 +62,23 @@ def slot_of(key: str | bytes) -> int:
     return int(key_slot(key if isinstance(key, bytes) else key.encode()))
 
 
+def key_of(command: Sequence[Any]) -> str | bytes:
+    """The key of a command; empty if there is none."""
+    name = command[0]
+    if name in SCRIPTS:
+        return str(command[3])
+    return "" if name.partition(" ")[0] in _NO_KEY or len(command) < 2 else command[1]
+
+
 _Said = tuple[bool, Sequence[Any]]
 """What a node says of the cluster: whether it sees a healthy one, and of each range of slots the first, the last, the
 primary and its replicas, each of those with host, port and id."""
 
 
-class Slots:
+class Slots(Scripts):
     """Which primary has each slot, as one event loop knows it. The nodes say so at the first command, each second while
-    there are commands, and in each refusal of a command that another node should have had."""
+    there are commands, and in each refusal of a command that another node should have had. A script runs on the primary
+    that has its key, over a connection that all callers share."""
 
     def __init__(self, url: str, *, answer_s: float, scripts_s: float | None = None) -> None:
         """A node's answer may take `answer_s` seconds, or `scripts_s` where it is to a script. Raises
@@ -97,6 +111,15 @@ class Slots:
         """The primary that has a key, as far as is known. Where it has none, any node says so."""
         address = self._owners[slot_of(key)] if self._owners else ""
         return self._at(address) if address else self.seed
+
+    def apart(self, answer_s: float) -> "Slots":
+        """The same, for another event loop. A script may take `answer_s` seconds to answer."""
+        return Slots(self._url, answer_s=answer_s, scripts_s=answer_s)
+
+    async def execute_command(self, *command: str | int | bytes) -> Any:
+        """See Scripts. While a slot is moved key by key, its node passes on with ASK what finds no key. The root that a
+        script declares never exists: so none runs on half a shard, if only nobody follows."""
+        return await self.send(key_of(command), lambda node: node.scripts.execute_command(*command))
 
     async def send(self, key: str | bytes, ask: Callable[[Connections], Awaitable[T]]) -> T:
         """What the primary of a key answers. Asks again only where a node refused the command because the slot is not,
@@ -163,7 +186,7 @@ class Slots:
         host = str(said_by.commands.connection_pool.connection_kwargs.get("host"))
         return self._at(_address(error.host if error.host != _UNKNOWN else "", error.port, host))
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close all connections."""
         if self._asking is not None:
             self._asking.cancel()
