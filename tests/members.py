@@ -5,7 +5,7 @@ from typing import Any, Final
 from tests.waiting import patient
 from timers.client import open_store
 from timers.store.membership import Member, Membership
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 LONG_MS: Final = 3_600_000

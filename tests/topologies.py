@@ -11,8 +11,8 @@ from tests.clusters import Cluster
 from tests.sentinels import Sentinels
 from tests.servers import ServerHandle
 from tests.waiting import patient
+from timers.store.servers import connect
 from timers.store.servers.cluster import ClusterRedis
-from timers.store.servers.connect import connect
 
 Topology = Literal["server", "sentinels", "cluster"]
 TOPOLOGIES: Final[tuple[Topology, ...]] = get_args(Topology)

@@ -17,7 +17,7 @@ from timers.client import open_store
 from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
 from timers.processor import Context, processor
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 

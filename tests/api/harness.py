@@ -24,7 +24,7 @@ from timers.engine.worker import Worker
 from timers.metrics import Metrics
 from timers.processor import Processor, Registry
 from timers.store.callers import Callers
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 PROBLEM = "application/problem+json"

@@ -12,7 +12,7 @@ from timers.client import TimerClient, client_over
 from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
 from timers.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 

@@ -20,7 +20,7 @@ from timers import NewTimer
 from timers.client import client_over, open_store
 from timers.core.shapes import Durability
 from timers.embedded import EmbeddedServer
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 
 CALLERS: Final = 64
 

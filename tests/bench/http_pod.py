@@ -22,7 +22,7 @@ from timers.logs import configure
 from timers.metrics import Metrics
 from timers.store.callers import Callers
 from timers.store.membership import Member, Membership
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 
 
 async def bare(request: web.Request) -> web.Response:

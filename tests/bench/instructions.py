@@ -20,7 +20,7 @@ from tests.store.acts import POD, an_end, arming, claim
 from timers.client import open_store
 from timers.embedded import EmbeddedServer
 from timers.store.following import notes
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 BATCH: Final = 200

@@ -28,7 +28,7 @@ from timers.core.model import Status
 from timers.ledger import rows
 from timers.ledger.database import Database
 from timers.ledger.rows import Row as LedgerRow
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 CALLERS: Final = 64

@@ -18,7 +18,7 @@ from tests.servers import FAMILIES, ServerHandle, start_server
 from timers.core.decide import Transition
 from timers.core.durations import format_time
 from timers.core.model import Progress, Status, Timer
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Arming, Settlement, Store
 
 TIMERS: Final = 200_000

@@ -22,7 +22,7 @@ from timers.engine.worker import Worker
 from timers.ledger.database import Database
 from timers.logs import configure
 from timers.processor import Processor, Registry
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 
 CONCURRENCY: Final = 1000
 RETENTION_MS: Final = 24 * 3600 * 1000

@@ -17,7 +17,7 @@ from tests.bench.usage import Usage
 from tests.clusters import Cluster
 from tests.servers import start_server
 from timers.client import client_over, open_store
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Arming, Store
 
 SMALL, LARGE = 60, 1060

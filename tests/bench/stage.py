@@ -21,7 +21,7 @@ from timers import NewTimer, TimerClient
 from timers.client import BATCH_LIMIT, client_over, open_store
 from timers.embedded import EmbeddedServer, Family
 from timers.store import keys
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 DAY_MS: Final = 24 * 3600 * 1000

@@ -17,7 +17,7 @@ import timers
 from tests.api.harness import Api, running_api
 from tests.conftest import SharedServers
 from timers.processor import Context, processor
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 
 OURS: Final = str(Path(timers.__file__).parent)
 CODECS: Final = {"to_json", "from_json", "encode", "raw_decode"}

@@ -18,7 +18,7 @@ from timers import Status, Timer
 from timers.client import open_store
 from timers.core.model import RESTORED
 from timers.ledger.database import Database
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 
 _LASTING: Final = re.compile(
     r"timers:(meta|\{(pods|fired)\}:\w+|canary:.+|\{\d+\}:(token|epoch|mark|hooks|changed|inbox|outbox|counts|prefixes|bare|paused|blocked|rec:..|finished:.:.+))"

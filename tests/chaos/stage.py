@@ -32,7 +32,7 @@ from timers.embedded import Family
 from timers.engine.pod import taken_lease_ms
 from timers.ledger.database import Database
 from timers.store.following import behind
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 
 _START_TIMEOUT_S: Final = DEADLINE_SECONDS
 

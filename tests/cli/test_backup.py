@@ -23,7 +23,7 @@ from timers.embedded import EmbeddedServer
 from timers.errors import Unavailable
 from timers.store.codec import taken_apart
 from timers.store.restoring import Restored, restore
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 HOUR_MS: Final = 3_600_000

@@ -23,7 +23,7 @@ from timers.embedded import EmbeddedServer
 from timers.setting_values import without_account
 from timers.store import moving
 from timers.store.identity import COPYING
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Arming
 
 MANY = 20_000

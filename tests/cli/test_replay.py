@@ -17,7 +17,7 @@ from timers.core.model import Status, Timer
 from timers.core.outcome import Failed, Missed
 from timers.core.policies import RetryPolicy
 from timers.embedded import EmbeddedServer
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Settlement, Store
 
 NOON_MS = parse_time("2026-01-05T12:00:00Z")

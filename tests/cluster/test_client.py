@@ -20,7 +20,7 @@ from timers.client.opening import open_store
 from timers.core.model import Status
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import keys, queries
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.servers.slots import slot_of
 from timers.store.store import Arming, Store
 

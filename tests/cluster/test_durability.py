@@ -11,7 +11,7 @@ from timers.client import Armed, TimerClient, client_over, open_store
 from timers.client.opening import check_setting
 from timers.errors import ConfigurationError, InvalidInput, Unavailable
 from timers.store import keys
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.servers.durability import ReplicasProof
 
 NUMBER = 30

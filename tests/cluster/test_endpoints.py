@@ -7,7 +7,7 @@ import pytest
 from tests.clusters import Cluster
 from tests.waiting import patient
 from timers.store import keys
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.servers.slots import _host_of
 
 TYPE = "cluster-preferred-endpoint-type"

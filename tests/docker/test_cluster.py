@@ -28,7 +28,7 @@ from timers.doctor.examining import examine
 from timers.embedded import Family
 from timers.errors import Unavailable
 from timers.store import keys
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 NAME: Final = "localhost"

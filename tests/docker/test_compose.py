@@ -27,7 +27,7 @@ from timers.client import client_over, open_store
 from timers.core.model import Status
 from timers.embedded import Family
 from timers.settings import load_settings
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 
 NEEDS_PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool (Debian: prometheus)")
 

@@ -19,7 +19,7 @@ from timers.client import client_over, open_store
 from timers.doctor.examining import examine
 from timers.embedded import Family
 from timers.errors import Unavailable
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.servers.sentinel import SentinelConnections
 from timers.store.store import Store
 

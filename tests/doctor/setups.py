@@ -12,7 +12,7 @@ from timers.core.model import Progress
 from timers.doctor.checks import Check
 from timers.doctor.examining import examine
 from timers.store.membership import FORGET_AFTER_MS
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Arming, Store
 
 SHORT_SECONDS: Final = 0.2

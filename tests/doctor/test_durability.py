@@ -11,7 +11,7 @@ from timers.doctor.checks import Check
 from timers.doctor.failover import durability_check
 from timers.embedded import Family
 from timers.store.membership import Member
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 
 
 async def check_of(url: str, *settings: str) -> Check:

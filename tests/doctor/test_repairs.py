@@ -42,7 +42,7 @@ from timers.client import open_store
 from timers.doctor.checks import Check
 from timers.doctor.examining import unreachable
 from timers.errors import Unavailable
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 _CLIENT: Final = shutil.which("redis-cli")

@@ -21,7 +21,7 @@ from timers.engine.worker import Worker
 from timers.ledger.database import Database
 from timers.processor import Context, Processor, Registry, Result, processor
 from timers.store import keys
-from timers.store.servers.connect import ANSWER_TIMEOUT_SECONDS, connect
+from timers.store.servers import ANSWER_TIMEOUT_SECONDS, connect
 from timers.store.store import Store
 
 CALM_LEASE_MS: Final = 30_000

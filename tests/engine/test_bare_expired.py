@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from timers.bare import watch
 from timers.bare.keys import BareKeys, Heard
 from timers.bare.watch import BareWatch
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Identity, Store
 
 X = ("note", "x")

@@ -11,7 +11,7 @@ from timers.bare import watch
 from timers.bare.keys import GONE, NO_TTL, BareKeys, Heard, KeyState
 from timers.bare.watch import BUSY_RESTS, IDLE_RESTS, LEAD_MS, BareWatch
 from timers.core.durations import HOUR_MS
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Identity, Store
 
 X = ("note", "x")

@@ -16,7 +16,7 @@ from timers.engine.pod import Pod
 from timers.errors import Unavailable
 from timers.processor import Registry
 from timers.store.keys import canary_key
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.servers.connections import Connections
 from timers.store.store import Store
 

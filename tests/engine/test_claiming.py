@@ -16,7 +16,7 @@ from timers.engine.pod import Pod
 from timers.errors import Unavailable
 from timers.processor import Registry, processor
 from timers.store.permits import Permit
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Claimed, Identity, Store
 
 

@@ -25,7 +25,7 @@ from timers.errors import Unavailable
 from timers.processor import Registry, processor
 from timers.store.membership import Member, Membership
 from timers.store.notifications import Notification, Sink
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store, Touched
 
 pytestmark = pytest.mark.every_server

@@ -12,7 +12,7 @@ from tests.life.past import make_older
 from tests.waiting import eventually, patient
 from timers.engine.listener import Subscription
 from timers.store import notifications as server_facts
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 
 pytestmark = pytest.mark.every_server
 

@@ -13,7 +13,7 @@ from timers.engine.sweeper import Sweeper
 from timers.errors import Unavailable
 from timers.processor import Registry
 from timers.store.membership import Member, Membership
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store, Touched
 
 RUN = ("note", "x")

@@ -12,7 +12,7 @@ from timers.engine.peers import ALL_BEATS, Peers
 from timers.store.identity import DbIdentity
 from timers.store.membership import INTRODUCE_BEATS, Declaration, Member, Membership, Roster
 from timers.store.notifications import Part
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 IDS = [f"user-{number}" for number in range(4_000)]

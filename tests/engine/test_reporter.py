@@ -14,7 +14,7 @@ from timers.errors import Unavailable
 from timers.processor import Registry
 from timers.store import keys
 from timers.store.membership import Member, Membership
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.starts import RETRIED, bucket_of
 from timers.store.store import Store
 

@@ -18,7 +18,7 @@ from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
 from timers.engine.supervisor import Lifespans
 from timers.processor import Context, Processor, Registry, processor
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Claimed, Settlement, Store
 
 LEASE_MS = taken_lease_ms(CALM_LEASE_MS)

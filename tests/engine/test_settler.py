@@ -15,7 +15,7 @@ from timers.engine.pod import Counted, Observer, Pod
 from timers.engine.runs import SETTLE_BATCH, Run, Runs
 from timers.errors import Unavailable
 from timers.processor import Context, Registry, processor
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Settlement, Store
 
 _tokens = count(1)

@@ -14,7 +14,7 @@ from timers.engine.pod import Pod
 from timers.engine.sweeper import INTERVAL_MS, NO_EVENTS_INTERVAL_MS, STAGGER_MS, TRUST_MS, Sweeper
 from timers.processor import Context, Registry, processor
 from timers.store.membership import Member, Membership
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Identity, Store, Touched
 
 NOW_MS = 1_000_000

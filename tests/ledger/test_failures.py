@@ -19,7 +19,7 @@ from timers.core.model import Status, Timer
 from timers.errors import LedgerUnavailable, NotFound, Unavailable
 from timers.ledger.database import Database
 from timers.processor import Context
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 
 LATER = "24h"
 

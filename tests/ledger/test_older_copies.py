@@ -27,7 +27,7 @@ from timers.ledger import facts
 from timers.ledger.database import Database
 from timers.store.callers import Quotas
 from timers.store.following import COPY, LEDGER, WHOLE, advance, founded, notes
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 DATA = "server/appendonlydir"

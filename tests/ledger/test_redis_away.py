@@ -21,7 +21,7 @@ from timers.errors import AlreadyExists, NoProcessor, Unavailable
 from timers.ledger import facts
 from timers.ledger.database import Database
 from timers.store.callers import Quotas
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 
 HEADERS, KEY = new_key()
 MODES: tuple[IfExists, ...] = ("error", "error", "replace")

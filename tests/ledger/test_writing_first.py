@@ -18,7 +18,7 @@ from timers.errors import AlreadyExists, InvalidInput, LedgerUnavailable, NotFou
 from timers.ledger.database import Database
 from timers.store.callers import Quota, Quotas
 from timers.store.carrying import read_pauses
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Arming, Reply, Store
 
 

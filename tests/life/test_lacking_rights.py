@@ -20,7 +20,7 @@ from timers.doctor.examining import examine
 from timers.errors import RedisRights
 from timers.store import codec, refusals
 from timers.store.restoring import Restored, restore
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 pytestmark = pytest.mark.every_server

@@ -22,7 +22,7 @@ from timers.core.spec import NewTimer
 from timers.doctor.examining import examine
 from timers.store.callers import Callers
 from timers.store.notifications import FLAGS
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 pytestmark = pytest.mark.every_server

@@ -13,7 +13,7 @@ from tests.waiting import eventually, patient
 from timers.client import TimerClient, client_over, open_store
 from timers.embedded import Family
 from timers.errors import Unavailable
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 
 
 @pytest.mark.every_server

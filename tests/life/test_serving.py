@@ -16,7 +16,7 @@ from timers.engine.peers import Peers
 from timers.engine.pod import Pod as WorkerPod
 from timers.processor import Registry
 from timers.store.membership import Member, Membership
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Identity, Store, Touched
 
 UNHANDLED_AFTER_MS = 200

@@ -11,7 +11,7 @@ from timers.client import open_store
 from timers.doctor.checks import Check
 from timers.doctor.examining import examine, unreachable
 from timers.errors import Unavailable
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 FLAGS = "notify-keyspace-events"

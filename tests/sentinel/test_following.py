@@ -14,7 +14,7 @@ from tests.waiting import DEADLINE_SECONDS, eventually, patient
 from timers.client import open_store
 from timers.errors import Unavailable
 from timers.store.notifications import listen, parts
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.servers.sentinel import Said, primary_of
 from timers.store.store import Store
 

@@ -12,7 +12,7 @@ from timers import TimerClient
 from timers.embedded import Family
 from timers.errors import ConfigurationError, Unavailable
 from timers.setting_values import redacted
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 
 
 async def answer(url: str) -> str:

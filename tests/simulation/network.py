@@ -20,7 +20,7 @@ from tests.simulation.data import Refused, Reply
 from tests.simulation.faults import EVENT, Fault, Faults
 from tests.simulation.loop import Actor, VirtualLoop
 from tests.simulation.server import Server, service_scripts
-from timers.store.servers.connect import ANSWER_TIMEOUT_SECONDS
+from timers.store.servers import ANSWER_TIMEOUT_SECONDS
 from timers.store.servers.connections import Connections, Scripts
 
 Command = tuple[bytes, ...]

@@ -8,7 +8,7 @@ from tests.conftest import SharedServers
 from tests.conservation import conserved
 from tests.servers import Kind
 from tests.waiting import DEADLINE_SECONDS
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.servers.connections import Connections
 from timers.store.store import Store
 from timers.testing.fake import fake_connections

@@ -19,8 +19,8 @@ from timers.client import Armed, TimerClient, client_over, open_store
 from timers.core.model import Timer
 from timers.embedded import Family
 from timers.errors import InvalidInput, Unavailable
+from timers.store.servers import connect
 from timers.store.servers import durability as durabilities
-from timers.store.servers.connect import connect
 from timers.store.servers.durability import REPLICATED, WAIT_MS
 from timers.store.store import Store
 

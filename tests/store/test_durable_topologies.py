@@ -10,7 +10,7 @@ from tests.waiting import eventually
 from timers.client import Armed, TimerClient, client_over, open_store
 from timers.core.model import Timer
 from timers.errors import Unavailable
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.servers.durability import ReplicasProof
 
 

@@ -18,7 +18,7 @@ from timers.client import TimerClient, client_over, open_store
 from timers.client.opening import check_setting
 from timers.embedded import Family
 from timers.errors import ConfigurationError, InvalidInput
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.servers.durability import DiskProof, Verdict
 
 SHIM: Final = """

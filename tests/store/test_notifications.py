@@ -16,7 +16,7 @@ from timers.store.notifications import (
     queue_of,
     subscribe,
 )
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 pytestmark = pytest.mark.one_server

@@ -15,7 +15,7 @@ from tests.servers import Kind, free_port
 from tests.store.acts import arming
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.errors import Unavailable
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.servers.connections import NotSent, ScriptConnection, Scripts
 from timers.store.store import Store
 

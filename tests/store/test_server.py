@@ -15,7 +15,7 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import notifications
 from timers.store.scripts import digest
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 FLAGS = "notify-keyspace-events"

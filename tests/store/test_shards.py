@@ -12,7 +12,7 @@ from tests.store.backends import Backend, open_store
 from timers.store import keys
 from timers.store.filters import Filter
 from timers.store.listing import read_page, read_pages
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 SHARDS = 4

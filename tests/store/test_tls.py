@@ -13,7 +13,7 @@ from tests.store.acts import armed, claim, finished
 from timers.client import open_store
 from timers.errors import Unavailable
 from timers.store.notifications import Notification, listen, parts
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from timers.errors import ConfigurationError
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.waiting import eventually
 from timers.client import open_store
 from timers.embedded import Family
 from timers.store import identity
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 NEXT = identity.READS + 1

@@ -21,7 +21,7 @@ from timers.client import open_store
 from timers.client.client import TimerClient
 from timers.core.model import Timer
 from timers.store.identity import READS
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.upkeep import audit
 
 TICKS, SOON = 12, 15

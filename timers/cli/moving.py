@@ -19,7 +19,7 @@ from timers.errors import ConfigurationError, InvalidInput, Moving, Unavailable
 from timers.setting_values import MAX_SHARDS, check_given_url, redacted, without_account
 from timers.settings import load_worker_settings
 from timers.store.identity import READS
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 app = typer.Typer()

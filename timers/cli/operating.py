@@ -23,7 +23,7 @@ from timers.setting_values import MAX_SHARDS, parts
 from timers.settings import SETTING_NAMES, Settings, load_settings, load_worker_settings, setting_origins
 from timers.store.callers import REVOKED, Callers
 from timers.store.filters import Filter
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Store
 
 app = typer.Typer()

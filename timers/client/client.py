@@ -51,7 +51,7 @@ from timers.store.identity import Loss
 from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
 from timers.store.membership import Member
 from timers.store.notifications import changes
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.servers.durability import FSYNC, WAITS
 from timers.store.store import ARM_LIMIT, Arming, Reply, Store
 

@@ -9,7 +9,7 @@ from timers.setting_values import redacted
 from timers.settings import Settings
 from timers.store.identity import READS
 from timers.store.scripts import reachable
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.servers.connections import Connections
 from timers.store.servers.durability import FSYNC, WAITS
 from timers.store.store import Store

@@ -16,7 +16,7 @@ from timers.bare.keys import BareKeys
 from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS
 from timers.core.model import Status, Timer
 from timers.core.outcome import Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 from timers.store.store import Identity, Store
 
 T = TypeVar("T")

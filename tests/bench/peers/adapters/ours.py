@@ -15,7 +15,7 @@ from timers.app import collect_garbage_rarely
 from timers.client import client_over, open_store
 from timers.logs import configure
 from timers.processor import Registry
-from timers.store.servers.connect import connect
+from timers.store.servers import connect
 
 SHARDS: Final = int(os.environ.get("PEER_SHARDS", "1"))
 LEASE_MS: Final = 10_000 if SURE else 30_000
