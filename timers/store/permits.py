@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from timers.core.limits import Limits
-from timers.errors import Unavailable
 from timers.store import keys
 from timers.store.scripts import Argument, Call, read
 from timers.store.servers.connections import Scripts
@@ -84,14 +83,7 @@ class Permits:
         kept = self._kept = Future()
         kept.set_running_or_notify_cancel()  # so that nobody who waits for it can cancel it
         try:
-            trouble: Unavailable | None = None
-            for call in _calls(permits, keep_ms):
-                try:
-                    await self._store.run_all("keep", [call], via)
-                except Unavailable as error:  # the others may be on another server
-                    trouble = error
-            if trouble is not None:
-                raise trouble
+            await self._store.run_all("keep", list(_calls(permits, keep_ms)), via)
         finally:
             kept.set_result(None)
 
