@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from hiredis import Reader, pack_command
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
-from redis.asyncio.connection import AbstractConnection, DefaultParser, parse_url
+from redis.asyncio.connection import AbstractConnection, DefaultParser, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -261,19 +261,12 @@ class Connections:
         return self._durable[level]
 
     def other(self, host: str, port: int) -> Redis:
-        """A client for another server with the same users and certificates, to be asked once."""
+        """A client for another server with the same users and certificates, to be asked now and then."""
         given = self.commands.connection_pool.connection_kwargs
         same = {name: value for name, value in given.items() if name.startswith(("username", "password", "ssl_"))}
-        is_tls, seconds = any(name.startswith("ssl_") for name in same), ASK_SECONDS
-        return Redis(
-            host=host,
-            port=port,
-            ssl=is_tls,
-            socket_timeout=seconds,
-            socket_connect_timeout=seconds,
-            retry=_NEVER,
-            **same,
-        )
+        kind = {"connection_class": SSLConnection} if "ssl_cert_reqs" in same else {}
+        place = {"host": host, "port": port, "db": self.db, "socket_connect_timeout": ASK_SECONDS}
+        return Redis.from_pool(make_pool({**same, **kind, **place}, ASK_SECONDS))
 
     async def close(self) -> None:
         """Close those that `dial` has not made."""

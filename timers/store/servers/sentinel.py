@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from redis.asyncio import Redis
-from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, SSLConnection, parse_url
+from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, parse_url
 from redis.exceptions import (
     ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
     NoPermissionError,
@@ -324,10 +324,7 @@ class SentinelConnections(Connections):
     def _to(self, address: Address) -> Connections:
         """Connections to one server, whatever its role."""
         if address not in self._made:
-            pool = self.commands.connection_pool
-            options = {**pool.connection_kwargs, "host": address[0], "port": address[1], "max_connections": 1}
-            tls = {"connection_class": SSLConnection} if "ssl_cert_reqs" in options else {}
-            self._made[address] = connections_over(make_pool({**options, **tls}, ANSWER_SECONDS))
+            self._made[address] = connections_over(self.other(*address).connection_pool)
         return self._made[address]
 
     @property
