@@ -93,7 +93,8 @@ async def carry(source: Store, target: Store) -> Counter[str]:
     await _clear(target, "changed")
     await _members(source, target, "changed")
     await _bare_index(source, target)
-    await _inbox(source, target)
+    # Which rows of the ledger's inbox were carried out. Only the row's timer would say in which shard.
+    await _in_each(target, "inbox", await _of_all(source, "inbox"))
     carried["outbox"] = await _outbox(source, target)
     await _tokens(source, target)
     await _ledger(source, target)
@@ -170,34 +171,29 @@ async def _hooks(source: Store, target: Store) -> None:
     await _in_each(target, "hooks", {line: value for line, value in lines.items() if not line.startswith(b"@")})
 
 
-async def _inbox(source: Store, target: Store) -> None:
-    """Which rows of the ledger's inbox were carried out. Only the row's timer would say in which shard."""
-    await _in_each(target, "inbox", await _of_all(source, "inbox"))
-
-
 async def _members(source: Store, target: Store, name: str) -> int:
     """Carry a hash of each shard over whose fields are members. Returns how many there are."""
     count = 0
-    for root in _roots(source):
-        async for found in _scanned(source, "HSCAN", f"{root}{name}", {}):
-            await _tell(target, [_hset(f"{_root_of(target, each)}{name}", {each: found[each]}) for each in found])
-            count += len(found)
+    async for found in _scanned(source, "HSCAN", name, {}):
+        await _tell(target, [_hset(f"{_root_of(target, each)}{name}", {each: found[each]}) for each in found])
+        count += len(found)
     return count
 
 
 async def _bare_index(source: Store, target: Store) -> None:
     """The deadlines of bare keys that the shards know."""
-    for root in _roots(source):
-        async for found in _scanned(source, "ZSCAN", f"{root}bare", []):
-            await _tell(target, [("ZADD", f"{_root_of(target, member)}bare", at, member) for member, at in found])
+    async for found in _scanned(source, "ZSCAN", "bare", []):
+        await _tell(target, [("ZADD", f"{_root_of(target, member)}bare", at, member) for member, at in found])
 
 
 async def _scanned(source: Store, command: str, name: str, nothing: Any) -> AsyncIterator[Any]:
-    """What a key has, in pages."""
-    cursor = -1
-    while cursor:
-        cursor, found = await _ask(source, command, name, max(cursor, 0), "COUNT", PAGE, empty=(0, nothing))
-        yield found
+    """What a key of each shard has, in pages."""
+    for root in _roots(source):
+        cursor = -1
+        while cursor:
+            asked = (command, f"{root}{name}", max(cursor, 0), "COUNT", PAGE)
+            cursor, found = await _ask(source, *asked, empty=(0, nothing))
+            yield found
 
 
 async def _outbox(source: Store, target: Store) -> int:
