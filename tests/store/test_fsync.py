@@ -4,7 +4,7 @@ import asyncio
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ from timers.client.opening import check_setting
 from timers.embedded import Family
 from timers.errors import ConfigurationError, InvalidInput
 from timers.store.servers import connect
-from timers.store.servers.durability import DiskProof, Verdict
+from timers.store.servers.durability import FSYNC, Command, DiskProof, DurableWriter, Verdict
 
 SHIM: Final = """
 #define _GNU_SOURCE
@@ -162,10 +162,35 @@ def test_redis_8_is_asked_when_its_disk_has_it() -> None:
     assert [command[0] for command in proof.asked()] == ["CONFIG", "WAITAOF"]
     assert proof.judged([EVERYSEC, [1, 0]]).reached
     assert not proof.judged([EVERYSEC, [0, 0]]).reached
-    proof.moved()
-    assert proof.judged([EVERYSEC, b"redis_version:7.2.4\r\nvalkey_version:9.1.2\r\n"]).lacks.endswith(
-        "WAITAOF of valkey 9.1.2 does not prove that the disk has it"
-    )
+    _, other = told(b"redis_version:7.2.4\r\nvalkey_version:9.1.2\r\n")
+    assert other.lacks.endswith("WAITAOF of valkey 9.1.2 does not prove that the disk has it")
+
+
+class _Wire:
+    """A connection to a server whose disk has what WAITAOF is asked for."""
+
+    def __init__(self) -> None:
+        self.version = b"redis_version:8.2.3\r\n"
+        self.trouble: Exception | None = None
+
+    async def together(self, commands: Sequence[Command]) -> list[Any]:
+        if self.trouble is not None:
+            raise self.trouble
+        answers = {"SET": b"OK", "CONFIG": EVERYSEC, "INFO": self.version, "WAITAOF": [1, 0]}
+        return [answers[str(command[0])] for command in commands]
+
+    async def aclose(self) -> None: ...
+
+
+async def test_a_connection_that_opens_again_may_lead_to_a_server_that_proves_less() -> None:
+    wire: Any = _Wire()
+    writer = DurableWriter(FSYNC, wire)
+    assert await writer.write([("SET", "a", 1)]) == [(b"OK", True)]
+    wire.trouble = ConnectionError("cut")
+    with pytest.raises(ConnectionError):
+        await writer.write([("SET", "a", 2)])
+    wire.trouble, wire.version = None, b"redis_version:7.2.4\r\nvalkey_version:9.1.2\r\n"
+    assert await writer.write([("SET", "a", 3)]) == [(b"OK", False)]
 
 
 def test_without_an_append_only_file_there_is_no_disk_to_wait_for() -> None:

@@ -88,9 +88,6 @@ class ReplicasProof:
             return Verdict(False, lacks := "it has no replica", lacks)
         return Verdict(acked >= most, f"{acked} of {most} replicas had it")
 
-    def moved(self) -> None:
-        """The next server may be another one. Its replicas are those of the last one, which count on."""
-
 
 class DiskProof:
     """The server's disk has the write: because the server answers nothing before that (appendfsync always), or by
@@ -129,10 +126,6 @@ class DiskProof:
         if self._version is not None and not self._waits and not lacks.startswith("appendonly"):
             lacks += f", and WAITAOF of {' '.join(self._version)} does not prove that the disk has it"
         return Verdict(False, lacks, lacks)
-
-    def moved(self) -> None:
-        """The next server may be another one."""
-        self._version = None
 
 
 def _lacks_always(config: Any) -> str:
@@ -231,7 +224,8 @@ class DurableWriter(Writer):
                 await self._send(some)
         except BaseException as error:
             self._known = None
-            self._proof.moved()
+            if self._level == FSYNC:  # the next server may be another one; the replicas of this one count on
+                self._proof = DiskProof()
             some, self._waiting = [*some, *self._waiting], []
             for _, answer in some:
                 if not answer.done():
