@@ -15,7 +15,7 @@ from timers.store.callers import REVOKED, Callers
 from timers.store.following import LEDGER
 from timers.store.membership import Declaration, Membership
 from timers.store.queries import paused
-from timers.store.scripts import read
+from timers.store.scripts import reachable, read
 from timers.store.store import Store
 
 PAGE: Final = 500
@@ -261,14 +261,14 @@ async def _strings(source: Store, target: Store, pattern: str) -> int:
 
 async def _found(source: Store, pattern: str, command: str, empty: Any) -> AsyncIterator[tuple[bytes, Any]]:
     """The keys of the db that match and hold something, with what a command answers of each."""
-    for node in source.connections.nodes:
-        redis, cursor = node.commands, -1
-        while cursor:
-            scan = ("SCAN", max(cursor, 0), "MATCH", pattern, "COUNT", 2 * PAGE)
-            ((cursor, names),) = await _sent(redis, [scan], (0, []))
-            for name, answer in zip(names, await _sent(redis, [(command, name) for name in names], empty), strict=True):
-                if answer:
-                    yield name, answer
+    redis: Any = source.connections.commands
+    cursor = -1
+    while cursor:
+        with reachable():
+            cursor, names = await redis.scan(max(cursor, 0), pattern, 2 * PAGE)
+        for name, answer in zip(names, await _sent(redis, [(command, name) for name in names], empty), strict=True):
+            if answer:
+                yield name, answer
 
 
 async def _sent(redis: Any, commands: Sequence[_Command], empty: Any) -> list[Any]:
