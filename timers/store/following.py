@@ -4,7 +4,6 @@ come to agree, what a comparison of the two reads, and the marks of rows of the 
 The functions raise Unavailable.
 """
 
-import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -126,9 +125,9 @@ async def _follow(store: Store, shard: int, cursor: int, most: int, done: Sequen
 
 async def stages(store: Store, shards: Sequence[int]) -> dict[int, Stage]:
     """How far each of these shards has come; one that was lost and that no pod has looked at is at its beginning."""
-    found = await asyncio.gather(*(store.run("stage", shard, []) for shard in shards))
+    found = await store.run_all("stage", [(keys.root(shard), []) for shard in shards], store.connections.scripts)
     return {
-        shard: _stage(said or RESTORE.name.encode(), life) for shard, (said, life) in zip(shards, found, strict=True)
+        shard: _stage(said or RESTORE.name.encode(), life) for shard, (_, said, life) in zip(shards, found, strict=True)
     }
 
 

@@ -15,8 +15,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from redis.exceptions import ResponseError
 
@@ -313,9 +312,7 @@ class DbIdentity:
                 raise error
             replies = {s: reply[1:] for s, reply in zip(acts, answers, strict=True) if isinstance(reply, list)}
             self.checkpoints |= {shard: int(newest) for shard, (newest, _) in replies.items() if newest}
-            with scripts.reachable():
-                fields: dict[Any, Any] = await self._redis.hgetall(keys.META)
-            meta = _meta([*chain(*fields.items())])
+            meta = await self._change("look")
         except (ResponseError, RedisRights, ConfigurationError):
             # Nobody can read the meta, which `renew` repairs, or a shard has no checkpoint.
             await (self.renew() if epoch else self.refresh())
