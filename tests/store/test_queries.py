@@ -42,10 +42,7 @@ async def one_of_each(store: Store) -> None:
     await cancelled(store, "off")
 
 
-async def test_the_totals_are_those_of_the_counts_however_many_prefixes_there_are(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queries, "TOTALLED_AT_ONCE", 2)
+async def test_the_totals_are_those_of_the_counts(store: Store) -> None:
     await one_of_each(store)
     await store.arm([arming("x", prefix=f"many-{number}", due="+3600000") for number in range(7)])
     await store.connections.commands.hset("timers:{0}:counts", mapping={"s strange": "none", "? strange": "7"})

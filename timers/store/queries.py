@@ -4,9 +4,8 @@ Unavailable."""
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from timers.core.durations import format_time
@@ -23,9 +22,6 @@ WAITING_LIMIT: Final = 1000
 
 _KINDS: Final = {"heads": "ready", "held": "blocked", "leases": "lost"}
 """By the index of a shard, what its entries are that are over."""
-
-TOTALLED_AT_ONCE: Final = 1000
-"""Counts added up before others get the loop: half a millisecond."""
 
 OWN_QUEUES: Final = 100
 """More queues than the service has of its own in a shard: one for each target of a hook or an alarm."""
@@ -108,17 +104,15 @@ async def counts(store: Store) -> dict[str, dict[Status, int]]:
 
 
 async def totals(store: Store) -> dict[Status, int]:
-    """How many timers are in each status, without the service's own: a fifth of the work of `counts` where there
-    are many prefixes."""
+    """How many timers are in each status, without the service's own: half the work of `counts` where there are many
+    prefixes."""
     total = Counter[bytes]()
     found = dict.fromkeys(Status, 0)
     for of_shard, failing in await _counted(store):
         found[Status.RETRYING] += sum(int(n) for prefix, n in failing if is_time(n) and not prefix.startswith(_OWN))
-        fields: Iterator[tuple[bytes, bytes | None]] = iter(of_shard.items())
-        async for _ in cooperatively(range(0, len(of_shard), TOTALLED_AT_ONCE)):
-            for field, n in islice(fields, TOTALLED_AT_ONCE):
-                if n is not None and n.isdigit() and not field.startswith(_OWN, 2):
-                    total[field[:1]] += int(n)
+        async for field, n in cooperatively(of_shard.items()):
+            if n.isdigit() and not field.startswith(_OWN, 2):
+                total[field[:1]] += int(n)
     for letter, status in codec.STATUSES.items():
         found[status] += total[letter.encode()]
     return found
