@@ -62,8 +62,7 @@ async def read_records(
 
 
 def _scan(cursors: Mapping[str, int], pattern: str, most: int) -> Callable[[Any], object]:
-    match = None if pattern == "*" else pattern
-    return lambda asked: [asked.hscan(name, cursor, match, most) for name, cursor in cursors.items()]
+    return lambda asked: [asked.hscan(name, cursor, pattern, most) for name, cursor in cursors.items()]
 
 
 async def restore(
