@@ -197,6 +197,12 @@ async def _sent(via: Redis | Scripts | Writer, commands: Sequence[Command]) -> l
     """The answers to commands, errors among them."""
     if isinstance(via, Writer):
         return await via.write(commands)
+    if len(commands) == 1:  # which takes less than a group or a pipeline of one
+        execute: Callable[..., Awaitable[Any]] = via.execute_command
+        try:
+            return [(await execute(*commands[0]), True)]
+        except ResponseError as error:
+            return [(error, True)]
     if isinstance(via, Scripts):
         answers = await via.together(commands)
     else:
