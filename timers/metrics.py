@@ -101,22 +101,6 @@ Figures = Mapping[str, Mapping[Labels, float]]
 _UNKNOWN: Final = ("timers_redis_full", "timers_overdue_seconds", "timers_outbox_entries", "timers_outbox_seconds")
 """Gauges without labels that only Redis knows."""
 
-_ABSENT: Final = (
-    "timers_running",
-    "timers_abandoned",
-    "timers_claim_wait_seconds",
-    "timers_newer_format",
-    "timers_notifications_ok",
-    "timers_notification_lag_seconds",
-    "timers_ledger_up",
-    "timers_ledger_waiting",
-    "timers_ledger_lag_seconds",
-    "timers_ledger_share",
-    "timers_inbox_seconds",
-    "timers_inbox_refused",
-)
-"""Gauges that are absent on a pod without a worker, or without a ledger."""
-
 
 class _Buckets:
     __slots__ = ("_bounds", "_numbers", "_total")
@@ -174,7 +158,7 @@ class Metrics(Observer, Collector):
         yield calls
         for name, (said, *labels) in GAUGES.items():
             gauge = GaugeMetricFamily(name, said, labels=labels)
-            for key, value in self._read.get(name, {} if labels or name in _ABSENT else {(): 0.0}).items():
+            for key, value in self._read.get(name, {}).items():
                 gauge.add_metric(key, float(value))
             yield gauge
 
