@@ -20,13 +20,7 @@ from aiohttp import web
 
 from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
-from timers.api.server import (
-    ApiServer,
-    all_routes,
-    application,
-    probe_application,
-    waiting_application,
-)
+from timers.api.server import all_routes, application, listening, probe_application, waiting_application
 from timers.client import TimerClient, client_of, open_redis
 from timers.client.opening import check_setting
 from timers.dashboard import all_pages
@@ -75,7 +69,8 @@ class Stopping:
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
-        self.hurried = asyncio.Event()
+        self.hurry: Callable[[], None] | None = lambda: None
+        """What the second signal calls; None after that."""
         self._main = asyncio.current_task()
         self.reason: ConfigurationError | None = None
         """Why this pod ends without being asked to."""
@@ -89,8 +84,9 @@ class Stopping:
         """Called at each signal."""
         if not self.asked.is_set():
             self.asked.set()
-        elif not self.hurried.is_set():
-            self.hurried.set()
+        elif self.hurry is not None:
+            self.hurry()
+            self.hurry = None
         elif self._main is not None:
             self._main.cancel()
 
@@ -132,7 +128,7 @@ async def _tried(attempt: Callable[[], Awaitable[T]], settings: Settings, stoppi
             if not waiting:
                 waiting = True
                 if "api" in settings.roles:
-                    await _api(settings, app(), ends)
+                    await ends.enter_async_context(listening(app(), settings.http_host, settings.http_port))
                 await _probes(settings, app(), ends)
             await set_within(stopping.asked, TRY_AGAIN_SECONDS)
         return None
@@ -195,23 +191,21 @@ async def _serve(
         probes = await _probes(settings, probe_application(health), ends)
         api = None
         if "api" in settings.roles:
-            api = await _api(
-                settings, application(routes, auth, Guard(store.connections).check, ledger=client.ledger), ends
-            )
+            app = application(routes, auth, Guard(store.connections).check, ledger=client.ledger)
+            api = await ends.enter_async_context(listening(app, settings.http_host, settings.http_port))
             preparing = asyncio.get_running_loop().run_in_executor(None, prepare)
             ends.push_async_callback(asyncio.wait, [preparing])  # or its thread might look like one that hangs
             # Ends before the API, which waits for its answers: event streams do not end by themselves.
             ends.push_async_callback(client.end_events)
         if worker is not None:
-            ends.push_async_callback(_drain, worker, stopping)
-            with _starting():
-                await worker.start()
+            stopping.hurry = partial(_hurry, worker)
+            ends.push_async_callback(worker.drain)
+            await _started(worker)
         else:
             peers = _peers(settings, store, stopping)
             ends.push_async_callback(peers.stop)
-            with _starting():
-                await peers.start()
-        announce(None if api is None else api.url, redacted(url), embedded, None if probes is None else probes.url)
+            await _started(peers)
+        announce(api, redacted(url), embedded, probes)
         await stopping.asked.wait()
         health.drain()
         _log.info("stopping; a second signal hands running timers back at once")
@@ -263,10 +257,9 @@ def _worker(
     return Worker(store, registry, client, options, metrics, disagreed=stopping.disagreed)
 
 
-@contextmanager
-def _starting() -> Iterator[None]:
+async def _started(pod: Worker | Peers) -> None:
     try:
-        yield
+        await pod.start()
     except Unavailable as error:
         raise ConfigurationError(f"TIMERS_REDIS_URL: the server went away while the pod started: {error}") from error
     except LedgerUnavailable as error:
@@ -277,19 +270,12 @@ def _fleet_wide(settings: Settings) -> dict[str, str]:
     return {VERSION: version(DISTRIBUTION), **settings.fleet_wide}
 
 
-async def _api(settings: Settings, app: web.Application, ends: AsyncExitStack) -> ApiServer:
-    server = await ApiServer.start(app, settings.http_host, settings.http_port)
-    ends.push_async_callback(server.stop)
-    return server
-
-
-async def _probes(settings: Settings, app: web.Application, ends: AsyncExitStack) -> ApiServer | None:
+async def _probes(settings: Settings, app: web.Application, ends: AsyncExitStack) -> str | None:
     if settings.probe_port is None:
         return None
     place = settings.http_host, settings.probe_port
-    server = await ApiServer.start(app, *place, setting="TIMERS_PROBE_PORT", limit=PROBE_CONNECTIONS)
-    ends.push_async_callback(server.stop)
-    return server
+    probes = listening(app, *place, setting="TIMERS_PROBE_PORT", limit=PROBE_CONNECTIONS)
+    return await ends.enter_async_context(probes)
 
 
 def _auth(settings: Settings, callers: Callers, ledger: "Database | None") -> Auth:
@@ -298,17 +284,7 @@ def _auth(settings: Settings, callers: Callers, ledger: "Database | None") -> Au
     return Auth(callers, keys, secrets, insecure=settings.insecure, ledger=ledger)
 
 
-async def _drain(worker: Worker, stopping: Stopping) -> None:
-    """Let the worker end in order, and faster if a second signal comes."""
-    hurrying = asyncio.create_task(_shorten_drain(worker, stopping))
-    try:
-        await worker.drain()
-    finally:
-        hurrying.cancel()
-
-
-async def _shorten_drain(worker: Worker, stopping: Stopping) -> None:
-    await stopping.hurried.wait()
+def _hurry(worker: Worker) -> None:
     _log.warning("handing running timers back at once; a third signal ends this process as it is")
     worker.shorten_drain()
 

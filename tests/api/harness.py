@@ -1,10 +1,10 @@
 """A whole API on a real server. It runs in the test's event loop and listens on a real socket."""
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import ClientSession, web
 from multidict import CIMultiDictProxy
@@ -15,7 +15,7 @@ from tests.waiting import DEADLINE_SECONDS, patient
 from timers.api.auth import FRESH_SECONDS, Auth
 from timers.api.health import HealthRoutes
 from timers.api.requests import UNVERIFIED_BYTES
-from timers.api.server import ApiServer, all_routes, application
+from timers.api.server import all_routes, application, listening
 from timers.client import TimerClient, client_over, open_store
 from timers.dashboard import all_pages
 from timers.dashboard.site import Guard, Parts
@@ -58,11 +58,17 @@ class Reply:
         return [error["field"] for error in errors]
 
 
+class Served(NamedTuple):
+    """Where an API listens."""
+
+    url: str
+
+
 @dataclass(frozen=True, slots=True)
 class Api:
-    """A running API with its server, store and client."""
+    """A running API with its address, store and client."""
 
-    server: ApiServer
+    server: Served
     session: ClientSession
     store: Store
     client: TimerClient
@@ -142,8 +148,14 @@ async def running_api(
         app = application(
             routes, auth, Guard(store.connections).check, request_seconds=request_seconds, ledger=client.ledger
         )
-        server = await ApiServer.start(app, "127.0.0.1", 0, limit=limit)
-        ends.push_async_callback(server.stop)
+        server = Served(await ends.enter_async_context(listening(app, "127.0.0.1", 0, limit=limit)))
         ends.push_async_callback(client.end_events)
         session = await ends.enter_async_context(ClientSession())
         yield Api(server, session, store, client, health, app, parts)
+
+
+@asynccontextmanager
+async def other_server(api: Api, routes: Iterable[web.RouteDef], auth: Auth | None = None) -> AsyncIterator[Api]:
+    """The API over a server of its own, with only these routes."""
+    async with listening(application(routes, auth or Auth(Callers(api.store))), "127.0.0.1", 0) as url:
+        yield replace(api, server=Served(url))

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from tests.api.conftest import done
 from tests.api.harness import Api, running_api
-from tests.waiting import DEADLINE_SECONDS, eventually
+from tests.waiting import DEADLINE_SECONDS
 from timers.api import requests
 from timers.api import server as listening
 from timers.core.spec import NewTimer
@@ -122,20 +122,23 @@ async def test_one_connection_too_many_is_refused_and_a_freed_place_is_reused(
             writer.close()
 
 
-async def test_a_client_that_does_not_read_the_answer_is_disconnected(impatient: Api) -> None:
+async def test_a_client_that_does_not_read_the_answer_is_disconnected(
+    impatient: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An answer of sixteen megabytes is more than the buffers between the two can hold."""
+    hung_up, real = asyncio.Event(), listening.Connection.connection_lost
+
+    def lost(connection: listening.Connection, error: BaseException | None) -> None:
+        hung_up.set()
+        real(connection, error)
+
+    monkeypatch.setattr(listening.Connection, "connection_lost", lost)
     fields = {"prefix": "test", "delay": "1h", "payload": "x" * 60_000}
     await impatient.client.batch([NewTimer.parse({**fields, "id": str(n)}) for n in range(300)])
     parts = urlsplit(impatient.server.url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1024)
     writer.write(b"GET /v1/timers?limit=300 HTTP/1.1\r\nHost: x\r\n\r\n")
     await reader.readuntil(b"\r\n")
-    made = impatient.server._runner.server
-    assert made is not None
-    others = len(made.connections) - 1
-
-    async def hung_up() -> bool:
-        return len(made.connections) == others
-
-    await eventually(hung_up, "the connection is gone")
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await hung_up.wait()
     writer.transport.abort()

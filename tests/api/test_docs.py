@@ -4,22 +4,18 @@ import asyncio
 import hashlib
 import re
 import threading
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 import timers.api.openapi
-from tests.api.harness import Api
+from tests.api.harness import Api, other_server
 from tests.waiting import DEADLINE_SECONDS
-from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
 from timers.api.openapi import docs_routes, document
 from timers.api.operations import routes_of
-from timers.api.server import ApiServer, application
 from timers.metrics import Metrics
-from timers.store.callers import Callers
 
 VENDOR = Path(timers.api.openapi.__file__).parent / "vendor"
 
@@ -94,12 +90,10 @@ async def test_the_pod_keeps_working_while_the_document_is_built_once(api: Api) 
         return document()
 
     routes = (*docs_routes(slow), *routes_of(HealthRoutes(api.store, api.client, None, Metrics())))
-    server = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
-    other = replace(api, server=server)
-    asking = [asyncio.create_task(other.call("GET", "/openapi.json")) for _ in range(3)]
-    for _ in range(3):
-        assert (await other.call("GET", "/healthz")).status == 200
-    others_answered.set()
-    assert [reply.body == document() for reply in await asyncio.gather(*asking)] == [True] * 3
-    assert made == [1]
-    await server.stop()
+    async with other_server(api, routes) as other:
+        asking = [asyncio.create_task(other.call("GET", "/openapi.json")) for _ in range(3)]
+        for _ in range(3):
+            assert (await other.call("GET", "/healthz")).status == 200
+        others_answered.set()
+        assert [reply.body == document() for reply in await asyncio.gather(*asking)] == [True] * 3
+        assert made == [1]

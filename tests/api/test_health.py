@@ -1,27 +1,23 @@
 """Probes, and the API while Redis is away."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
 from tests.api.conftest import done
-from tests.api.harness import Api, Reply, running_api
+from tests.api.harness import Api, Reply, other_server, running_api
 from tests.api.keyed import new_key
 from tests.rights import USER, as_user, grant
 from tests.servers import start_server
 from tests.store.acts import arming
 from tests.waiting import DEADLINE_SECONDS, eventually
-from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
 from timers.api.operations import routes_of
-from timers.api.server import ApiServer, application
 from timers.client.fleet import read_fleet
 from timers.embedded import EmbeddedServer
 from timers.metrics import Metrics
-from timers.store.callers import Callers
 from timers.store.scripts import FULL
 from timers.store.store import Store
 
@@ -141,13 +137,12 @@ async def test_anonymous_callers_see_only_the_number_of_unserved_prefixes_and_ke
 async def test_many_probes_are_answered_from_one_look_at_redis(api: Api, redis: Redis) -> None:
     asked_once = {"fresh_seconds": 3600, "answer_seconds": DEADLINE_SECONDS}
     routes = routes_of(HealthRoutes(api.store, api.client, None, Metrics(), **asked_once))
-    probed = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
-    await redis.config_resetstat()
-    for _ in range(2):
-        replies = await asyncio.gather(*(replace(api, server=probed).call("GET", "/readyz") for _ in range(20)))
-        assert {reply.status for reply in replies} == {200}
-    looks = (await redis.info("commandstats"))["cmdstat_zrangebyscore"]["calls"]
-    await probed.stop()
+    async with other_server(api, routes) as probed:
+        await redis.config_resetstat()
+        for _ in range(2):
+            replies = await asyncio.gather(*(probed.call("GET", "/readyz") for _ in range(20)))
+            assert {reply.status for reply in replies} == {200}
+        looks = (await redis.info("commandstats"))["cmdstat_zrangebyscore"]["calls"]
     await redis.config_resetstat()
     await read_fleet(api.store)
     assert looks == (await redis.info("commandstats"))["cmdstat_zrangebyscore"]["calls"]
@@ -168,9 +163,8 @@ async def test_whatever_lies_in_redis_readiness_is_no_500(api: Api) -> None:
     store = Odd(api.store.connections)
     always = {"fresh_seconds": 0, "answer_seconds": DEADLINE_SECONDS}
     routes = routes_of(HealthRoutes(store, api.client, None, Metrics(), **always))
-    probed = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
-    unready = await replace(api, server=probed).call("GET", "/readyz")
-    assert "OverflowError" in unready.problem(503, "not-ready")["detail"]
-    store.is_odd = False
-    assert (await replace(api, server=probed).call("GET", "/readyz")).status == 200
-    await probed.stop()
+    async with other_server(api, routes) as probed:
+        unready = await probed.call("GET", "/readyz")
+        assert "OverflowError" in unready.problem(503, "not-ready")["detail"]
+        store.is_odd = False
+        assert (await probed.call("GET", "/readyz")).status == 200

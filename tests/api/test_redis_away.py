@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.api.conftest import done
-from tests.api.harness import Api, running_api
+from tests.api.harness import Api, other_server, running_api
 from tests.api.keyed import new_key
 from tests.chaos.proxy import Proxy
 from tests.rights import as_user, grant
@@ -21,7 +21,6 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
 from timers.api.operations import routes_of
-from timers.api.server import ApiServer, application
 from timers.embedded import EmbeddedServer, Family
 from timers.errors import Unavailable
 from timers.metrics import Metrics
@@ -125,17 +124,16 @@ async def test_metrics_do_not_wait_for_the_keys_of_a_frozen_redis(api: Api, keys
     callers = SilentCallers(api.store)
     routes = routes_of(HealthRoutes(api.store, api.client, None, Metrics()))
     auth = Auth(callers, keys, fresh_seconds=-1.0)
-    server = await ApiServer.start(application(routes, auth), "127.0.0.1", 0)
-    url = f"{server.url}/metrics"
-    async with api.session.get(url, headers=HEADERS) as response:
-        assert response.status == 200
-    callers.answers.clear()
-    async with api.session.get(url, headers=HEADERS) as response:
-        assert response.status == 200
-    async with api.session.get(url, headers={"Authorization": "Bearer nobody's"}) as response:
-        assert response.status == (200 if keys is None else 401)
-    callers.answers.set()
-    await server.stop()
+    async with other_server(api, routes, auth) as other:
+        url = f"{other.server.url}/metrics"
+        async with api.session.get(url, headers=HEADERS) as response:
+            assert response.status == 200
+        callers.answers.clear()
+        async with api.session.get(url, headers=HEADERS) as response:
+            assert response.status == 200
+        async with api.session.get(url, headers={"Authorization": "Bearer nobody's"}) as response:
+            assert response.status == (200 if keys is None else 401)
+        callers.answers.set()
 
 
 async def test_metrics_are_answered_while_redis_is_frozen(own_server: EmbeddedServer) -> None:

@@ -14,20 +14,17 @@ from aiohttp import ClientResponse
 from redis.asyncio import Redis
 
 from tests.api.conftest import done
-from tests.api.harness import Api, running_api
+from tests.api.harness import Api, other_server, running_api
 from tests.api.own_feed import MadeUp, OwnFeed
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api import stream
-from timers.api.auth import Auth
 from timers.api.operations import routes_of
-from timers.api.server import ApiServer, application
 from timers.api.stream import EventRoutes
 from timers.client import feed_of
 from timers.client.feed import Feed
 from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
-from timers.store.callers import Callers
 from timers.store.notifications import Change
 
 
@@ -209,10 +206,9 @@ async def test_a_change_is_encoded_once_for_all_listeners(api: Api) -> None:
 async def serving(api: Api, **options: Any) -> AsyncIterator[Api]:
     """The same events, over a server of its own."""
     routes = routes_of(EventRoutes(api.client, **options))
-    server = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
-    yield replace(api, server=server)
-    await api.client.end_events()
-    await server.stop()
+    async with other_server(api, routes) as other:
+        yield other
+        await api.client.end_events()
 
 
 async def test_too_many_listeners_are_answered_busy(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from aiohttp import web
 from tests.bench.pod import LEDGER, answer_with_cpu, noop
 from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
-from timers.api.server import ApiServer, all_routes, application
+from timers.api.server import all_routes, application, listening
 from timers.app import collect_garbage_rarely
 from timers.client import client_over, open_store
 from timers.core.spec import NewTimer
@@ -39,11 +39,9 @@ async def _serve(url: str) -> None:
     reference = web.Application()
     reference.add_routes([web.post("/v1/timers", bare)])
     service = application(routes, Auth(Callers(store)))
-    servers = [await ApiServer.start(app, "127.0.0.1", 0) for app in (service, reference)]
-    print(*(server.url for server in servers), flush=True)
-    await answer_with_cpu()
-    for server in servers:
-        await server.stop()
+    async with listening(service, "127.0.0.1", 0) as ours, listening(reference, "127.0.0.1", 0) as bare_url:
+        print(ours, bare_url, flush=True)
+        await answer_with_cpu()
     await store.connections.close()
 
 

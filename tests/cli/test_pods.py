@@ -214,15 +214,16 @@ def _said(pod: Process, event: str) -> Callable[[], Any]:
 
 
 async def test_each_further_signal_asks_for_more() -> None:
-    stopped = asyncio.Event()
+    stopped, hurried = asyncio.Event(), asyncio.Event()
 
     async def main() -> None:
         with stopped_by_signals() as stopping:
+            stopping.hurry = hurried.set
             os.kill(os.getpid(), signal.SIGTERM)
             await stopping.asked.wait()
-            assert not stopping.hurried.is_set()
+            assert not hurried.is_set()
             os.kill(os.getpid(), signal.SIGINT)
-            await stopping.hurried.wait()
+            await hurried.wait()
             stopped.set()
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.Event().wait()

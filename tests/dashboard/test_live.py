@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 from aiohttp import ClientResponse
 
-from tests.api.harness import Api
+from tests.api.harness import Api, other_server
 from tests.api.own_feed import MadeUp, OwnFeed
 from tests.dashboard.conftest import READS, Visitor
 from tests.waiting import DEADLINE_SECONDS
 from timers.api.operations import routes_of
-from timers.api.server import ApiServer, application
 from timers.client import feed_of
 from timers.client.feed import Feed, Open
 from timers.core.model import Status
@@ -81,8 +80,10 @@ async def test_a_burst_of_changes_is_one_word_and_closing_the_feed_ends_the_stre
     queries = MadeUp()
     feed = Feed(queries.changes)
     routes = routes_of(site.LivePages(replace(api.parts, client=OwnFeed(feed))))
-    server = await ApiServer.start(application(routes, api.parts.auth), "127.0.0.1", 0)
-    async with api.session.get(f"{server.url}/ui/live") as stream:
+    async with (
+        other_server(api, routes, api.parts.auth) as other,
+        api.session.get(f"{other.server.url}/ui/live") as stream,
+    ):
         await word(stream)
         await word(stream)
         for version in range(50):
@@ -91,4 +92,3 @@ async def test_a_burst_of_changes_is_one_word_and_closing_the_feed_ends_the_stre
         await feed.close()
         async with asyncio.timeout(DEADLINE_SECONDS):
             assert await stream.content.read() == b""
-    await server.stop()

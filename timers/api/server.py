@@ -3,9 +3,10 @@
 import asyncio
 import errno
 import resource
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -155,53 +156,33 @@ def application(
     return app
 
 
-class ApiServer:
-    """An API that listens. `url` is its address for clients on this machine."""
-
-    def __init__(self, runner: web.AppRunner, listener: asyncio.Server, host: str) -> None:
-        self._runner, self._listener, self._host = runner, listener, host
-
-    @classmethod
-    async def start(
-        cls,
-        app: web.Application,
-        host: str,
-        port: int,
-        *,
-        setting: str = "TIMERS_HTTP_PORT",
-        limit: int | None = None,
-    ) -> Self:
-        """Start to listen. Raises ConfigurationError if the address cannot be used, and names the `setting` that the
-        port comes from. Without a `limit` it takes as many connections as this process can hold."""
-        # No access log: at a thousand requests a second it would be the busiest part of the process.
-        runner = web.AppRunner(app, shutdown_timeout=FINISH_SECONDS)
-        await runner.setup()
-        connect = partial(
-            Connection,
-            cast("web.Server", runner.server),
-            limit=limit or connections_allowed(),
-            loop=asyncio.get_running_loop(),
-            access_log=None,  # this is how aiohttp turns it off
-            auto_decompress=False,  # unpacking a small body could fill the memory
-        )
+@asynccontextmanager
+async def listening(
+    app: web.Application, host: str, port: int, *, setting: str = "TIMERS_HTTP_PORT", limit: int | None = None
+) -> AsyncIterator[str]:
+    """Listen until the context ends, which finishes the requests in progress. Yields the address for clients on this
+    machine, with the port that was really taken. Raises ConfigurationError if the address cannot be used, and names the
+    `setting` that the port comes from. Without a `limit` it takes as many connections as this process can hold."""
+    # No access log: at a thousand requests a second it would be the busiest part of the process.
+    runner = web.AppRunner(app, shutdown_timeout=FINISH_SECONDS)
+    await runner.setup()
+    connect = partial(
+        Connection,
+        cast("web.Server", runner.server),
+        limit=limit or connections_allowed(),
+        loop=asyncio.get_running_loop(),
+        access_log=None,  # this is how aiohttp turns it off
+        auto_decompress=False,  # unpacking a small body could fill the memory
+    )
+    async with AsyncExitStack() as ends:
+        ends.push_async_callback(runner.cleanup)
         try:
             listener = await asyncio.get_running_loop().create_server(connect, host, port)
         except (OSError, UnicodeError) as error:
-            await runner.cleanup()
             raise _unusable(host, setting, port, error) from None
-        return cls(runner, listener, host)
-
-    @property
-    def url(self) -> str:
-        """The address for clients on this machine, with the port that was really taken."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)  # noqa: S104 (compared, not bound)
-        port = self._listener.sockets[0].getsockname()[1]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-    async def stop(self) -> None:
-        """Stop listening, finish the requests in progress, and close the connections."""
-        self._listener.close()
-        await self._runner.cleanup()
+        ends.callback(listener.close)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (compared, not bound)
+        yield f"http://{f'[{host}]' if ':' in host else host}:{listener.sockets[0].getsockname()[1]}"
 
 
 def _unusable(host: str, setting: str, port: int, error: Exception) -> ConfigurationError:
