@@ -13,7 +13,7 @@ import timers.api.openapi
 from tests.api.harness import Api, other_server
 from tests.waiting import DEADLINE_SECONDS
 from timers.api.health import HealthRoutes
-from timers.api.openapi import docs_routes, document
+from timers.api.openapi import DocsRoutes, document
 from timers.api.operations import routes_of
 from timers.metrics import Metrics
 
@@ -89,7 +89,7 @@ async def test_the_pod_keeps_working_while_the_document_is_built_once(api: Api) 
         made.append(1)
         return document()
 
-    routes = (*docs_routes(slow), *routes_of(HealthRoutes(api.store, api.client, None, Metrics())))
+    routes = (*routes_of(DocsRoutes(slow)), *routes_of(HealthRoutes(api.store, api.client, None, Metrics())))
     async with other_server(api, routes) as other:
         asking = [asyncio.create_task(other.call("GET", "/openapi.json")) for _ in range(3)]
         for _ in range(3):

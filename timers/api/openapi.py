@@ -5,8 +5,9 @@ import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -26,7 +27,7 @@ from timers.api.operations import (
     TEXT,
     Answer,
     Operation,
-    route,
+    call,
 )
 from timers.api.requests import refuse_query
 from timers.core import shapes
@@ -34,6 +35,7 @@ from timers.core.answers import ChangeAnswer, Problem
 from timers.core.shapes import NEW_TIMER_EXAMPLE
 from timers.errors import InvalidInput, ProblemType
 from timers.processor import DISTRIBUTION
+from timers.store.cooperative import CachedRead
 
 Json = dict[str, Any]
 
@@ -372,31 +374,35 @@ def _text(name: str) -> str:
     return (Path(__file__).parent / name).read_text("utf-8")
 
 
-_FILES: Final = (
-    ("getDocs", HTML, "page/docs.html"),
-    ("getDocsStyle", CSS, "vendor/swagger-ui.css"),
-    ("getDocsProgram", JAVASCRIPT, "vendor/swagger-ui-bundle.js"),
-    ("getDocsStart", JAVASCRIPT, "page/start.js"),
-)
-"""The page and what it loads: the call, the media type, and the file."""
-
-
-async def _send(media_type: str, file: str, request: web.Request) -> web.Response:
+def _sent(request: web.Request, media_type: str, file: str) -> web.Response:
     refuse_query(request)
     return web.Response(text=_text(file), content_type=media_type, charset="utf-8", headers=_PAGE_HEADERS)
 
 
-def docs_routes(make: Callable[[], Json] = document) -> Sequence[web.RouteDef]:
-    """The routes to add to an application, which serve the document to programs and to people."""
-    making, made = asyncio.Lock(), b""
+class DocsRoutes:
+    """The document for programs, and a page for people with what it loads."""
 
-    async def send_document(request: web.Request) -> web.Response:
+    def __init__(self, make: Callable[[], Json] = document) -> None:
+        self._made = CachedRead(lambda: asyncio.to_thread(lambda: encoded(make())), inf)
+
+    @call("getDocument")
+    async def document(self, request: web.Request) -> web.Response:
         """Answers 200 with OpenAPI 3.1, made at the first request, and in a thread, because that takes a while."""
-        nonlocal made
         refuse_query(request)
-        async with making:
-            made = made or await asyncio.to_thread(lambda: encoded(make()))
-        return of_bytes(made)
+        return of_bytes(await self._made.get())
 
-    pages = (route(name, partial(_send, media_type, file)) for name, media_type, file in _FILES)
-    return (route("getDocument", send_document), *pages)
+    @call("getDocs")
+    async def page(self, request: web.Request) -> web.Response:
+        return _sent(request, HTML, "page/docs.html")
+
+    @call("getDocsStyle")
+    async def style(self, request: web.Request) -> web.Response:
+        return _sent(request, CSS, "vendor/swagger-ui.css")
+
+    @call("getDocsProgram")
+    async def program(self, request: web.Request) -> web.Response:
+        return _sent(request, JAVASCRIPT, "vendor/swagger-ui-bundle.js")
+
+    @call("getDocsStart")
+    async def start(self, request: web.Request) -> web.Response:
+        return _sent(request, JAVASCRIPT, "page/start.js")

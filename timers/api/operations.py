@@ -6,11 +6,9 @@ is not in it: its handler says its address and its right.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Annotated, Any, Final, TypeVar
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from timers.access import Right
@@ -421,17 +419,10 @@ def answered_by(kind: type[object]) -> Mapping[str, Operation]:
 
 def routes_of(handlers: object) -> Sequence[web.RouteDef]:
     """The routes of an object's methods, to add to an application."""
-    return [_route(operation, getattr(handlers, name)) for name, operation in answered_by(type(handlers)).items()]
-
-
-def route(operation_id: str, handler: Handler) -> web.RouteDef:
-    """The operation's route with its handler, to add to an application."""
-    return _route(_BY_ID[operation_id], call(operation_id)(partial(handler)))
-
-
-def _route(operation: Operation, handler: Handler) -> web.RouteDef:
-    options: dict[str, Any] = {"allow_head": False} if operation.is_endless else {}
-    return web.RouteDef(operation.method, operation.path, handler, options)
+    return [
+        web.RouteDef(each.method, each.path, getattr(handlers, name), {"allow_head": False} if each.is_endless else {})
+        for name, each in answered_by(type(handlers)).items()
+    ]
 
 
 def operation_of(request: web.Request) -> Operation | None:

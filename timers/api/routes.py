@@ -4,7 +4,7 @@ batches, actions by filter), and on the service as a whole (stats, prefixes, pod
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -21,8 +21,8 @@ from timers.api.operations import (
     Batch,
     CancelQuery,
     PrefixQuery,
+    call,
     operation_of,
-    route,
 )
 from timers.api.requests import (
     BATCH_LIMIT_BYTES,
@@ -74,15 +74,6 @@ def _etag(timer: Timer) -> str:
     return f'"{timer.version}"'
 
 
-def _versions(request: web.Request) -> list[int] | None:
-    """The versions of ours that If-Match names, or None if any version will do. Raises HTTP 400 if the header is
-    malformed."""
-    tags = _tags(request, "If-Match")
-    if tags is None or tags == ["*"]:
-        return None
-    return [int(found[1]) for tag in tags if (found := _OURS.fullmatch(tag))]
-
-
 def _is_known(request: web.Request, timer: Timer) -> bool:
     """Whether If-None-Match says that the caller already has this version. Raises HTTP 400 if the header is
     malformed."""
@@ -107,70 +98,11 @@ _NO_VERSION: Final = -1
 """A version that no timer has. It stands for an If-Match that names none of our versions."""
 
 
-async def _create(client: TimerClient, request: web.Request) -> web.Response:
-    """Answers 201 with a new timer, 200 with one that was kept or replaced, 202 with one that only the ledger has."""
-    return await _arm(client, request, parsed(request, NewTimer.parse, await read_json(request)))
-
-
-async def _put(client: TimerClient, request: web.Request) -> web.Response:
-    """Like create, but takes the prefix and id from the address and replaces whatever was there."""
-    fixed = {**request.match_info, "if_exists": "replace"}
-    return await _arm(client, request, parsed(request, partial(_named, fixed), await read_json(request)))
-
-
-async def _arm(client: TimerClient, request: web.Request, new: NewTimer) -> web.Response:
-    require_visible(request, new.prefix)
-    armed = await acting(client, request).arm(new, traceparent=traceparent_of(request))
-    return _shown(armed.timer, status=_status(armed), located=True)
-
-
 def _status(armed: Armed) -> int:
     """202: the ledger has it, and Redis gets it as soon as it is back."""
     if not armed.timer.armed:
         return 202
     return 201 if armed.how == "created" else 200
-
-
-async def _get(client: TimerClient, request: web.Request) -> web.Response:
-    """Answers 200 with the timer, or 304 if the caller already has it."""
-    timer = await client.get(*parsed(request, _identity, request))
-    if _is_known(request, timer):
-        return web.Response(status=304, headers={"ETag": _etag(timer)})
-    return _shown(timer)
-
-
-async def _patch(client: TimerClient, request: web.Request) -> web.Response:
-    body = await read_json(request, types=_PATCH_TYPES)
-    identity, change = both(lambda: _identity(request), lambda: parsed(request, TimerChange.parse, body))
-    version = await _expected_version(client, request)
-    return _shown(await acting(client, request).change(*identity, change, version=version))
-
-
-async def _cancel(client: TimerClient, request: web.Request) -> web.Response:
-    """Answers 200 with the cancelled timer. `?purge=true` removes its record too."""
-    await refuse_body(request)
-    query, identity = both(lambda: read_query(request, CancelQuery), lambda: _identity(request))
-    version = await _expected_version(client, request)
-    return _shown(await acting(client, request).cancel(*identity, version=version, purge=query.purge))
-
-
-async def _make_due(
-    call: Callable[[TimerClient, str, str], Awaitable[Timer]], client: TimerClient, request: web.Request
-) -> web.Response:
-    """Answers 200 with the timer, due now."""
-    await refuse_body(request)
-    return _shown(await call(acting(client, request), *parsed(request, _identity, request)))
-
-
-async def _expected_version(client: TimerClient, request: web.Request) -> int | None:
-    """The version that If-Match asks for, or None if any version will do."""
-    versions = _versions(request)
-    if versions is None:
-        return None
-    if len(versions) > 1:
-        current = (await client.get(*_identity(request))).version
-        versions = [current] if current in versions else []
-    return versions[0] if versions else _NO_VERSION
 
 
 def _identity(request: web.Request) -> tuple[str, str]:
@@ -216,20 +148,6 @@ ACTION_SECONDS: Final = 5.0
 """How long an action's call may take, even if few timers pass its filter: half of what any call may take."""
 
 
-async def _list(client: TimerClient, request: web.Request) -> web.Response:
-    page = await client.page(read_query(request, PageRequest).seen_by(visible_to(request)))
-    items = await joined(page.items, lambda timer: encoded(timer.to_json()))
-    return of_bytes(b'{"items":[' + items + b'],"next_cursor":' + encoded(page.next_cursor) + b"}")
-
-
-async def _create_many(client: TimerClient, request: web.Request) -> web.Response:
-    """Answers 200 with a result for each timer, in order."""
-    values, visible = await _read_batch(request), visible_to(request)
-    wishes = [_if_visible(value, visible) for value in values]
-    results = await acting(client, request).batch(wishes, traceparent=traceparent_of(request))
-    return answer({"results": [_result(each) for each in results]})
-
-
 async def _read_batch(request: web.Request) -> Sequence[Any]:
     """The timers as they were sent. A line that is not JSON becomes its error."""
     if media_type(request, (JSON, *_LINES)) in _LINES:
@@ -269,55 +187,6 @@ _UNKNOWN_LATENESS: Final = quantiles_ms({})
 """Replaces a lateness that includes prefixes which the caller may not see."""
 
 
-async def _stats(client: TimerClient, request: web.Request) -> web.Response:
-    """Answers 200 with the state of the whole service, but only with timers that the caller may see."""
-    prefix, visible = read_query(request, PrefixQuery).prefix, visible_to(request)
-    stats = await client.stats(prefix, visible=visible)
-    counts, whole = stats.counts, dict[str, Any](replace(stats, counts={}).to_json())
-    total: Counter[Status] = Counter()
-    async for counted in cooperatively(counts.values()):
-        total.update(counted)
-    by_prefix = await joined(sorted(counts), lambda prefix: encoded(prefix) + b":" + encoded(by_name(counts[prefix])))
-    del whole["by_prefix"]
-    whole |= {"by_status": by_name(total), "pods": [_visible_member(pod, visible) for pod in whole["pods"]]}
-    if visible is not None:
-        whole["lateness_ms"] = _UNKNOWN_LATENESS
-    return of_bytes(encoded(whole)[:-1] + b',"by_prefix":{' + by_prefix + b"}}")
-
-
-async def _prefixes(client: TimerClient, request: web.Request) -> web.Response:
-    prefix, visible = read_query(request, PrefixQuery).prefix, visible_to(request)
-    views = [view for view in await client.prefixes(prefix) if visible is None or visible(view.prefix)]
-    return of_bytes(b'{"items":[' + await joined(views, lambda view: encoded(view.to_json())) + b"]}")
-
-
-async def _pause(pausing: bool, client: TimerClient, request: web.Request) -> web.Response:
-    """Answers 200 with the prefix, paused or no longer paused."""
-    prefix, caller = await _prefix(request), acting(client, request)
-    await (caller.pause(prefix) if pausing else caller.resume(prefix))
-    return answer({"prefix": prefix, "paused": pausing})
-
-
-async def _forget(client: TimerClient, request: web.Request) -> web.Response:
-    """Answers 204 after taking back the declaration."""
-    await acting(client, request).forget(await _prefix(request))
-    return web.Response(status=204)
-
-
-async def _pods(client: TimerClient, request: web.Request) -> web.Response:
-    """Answers 200 with the live pods, showing only the prefixes that the caller may see."""
-    refuse_query(request)
-    visible = visible_to(request)
-    return answer({"items": [_visible_member(pod.to_json(), visible) for pod in await client.pods()]})
-
-
-async def _acknowledge_losses(client: TimerClient, request: web.Request) -> web.Response:
-    """Answers 200 with the losses that now cause no more warnings."""
-    refuse_query(request)
-    await refuse_body(request)
-    return answer({"items": [loss.to_json() for loss in await client.acknowledge_losses()]})
-
-
 def _visible_member(pod: PodAnswer, visible: Visible | None) -> PodAnswer:
     """A pod as shown to a caller that may see only some prefixes: with only these, and without figures over all
     prefixes."""
@@ -334,42 +203,154 @@ async def _prefix(request: web.Request) -> str:
     return prefix
 
 
-_CALLS: Final[Mapping[str, Callable[[TimerClient, web.Request], Awaitable[web.Response]]]] = {
-    "listTimers": _list,
-    "createTimers": _create_many,
-    "createTimer": _create,
-    "getTimer": _get,
-    "putTimer": _put,
-    "changeTimer": _patch,
-    "cancelTimer": _cancel,
-    "retryTimer": partial(_make_due, TimerClient.retry),
-    "fireTimer": partial(_make_due, TimerClient.fire),
-    "getStats": _stats,
-    "listPrefixes": _prefixes,
-    "pausePrefix": partial(_pause, True),
-    "resumePrefix": partial(_pause, False),
-    "forgetPrefix": _forget,
-    "listPods": _pods,
-    "acknowledgeLosses": _acknowledge_losses,
-}
+class ClientRoutes:
+    """The calls that a client carries out."""
 
+    def __init__(self, client: TimerClient) -> None:
+        self._client = client
+        self._acting_now = 0
 
-def client_routes(client: TimerClient) -> Sequence[web.RouteDef]:
-    """The routes to add to an application. Paths without braces come before paths with them."""
-    acting_now = 0
+    @call("createTimer")
+    async def create(self, request: web.Request) -> web.Response:
+        """Answers 201 with a new timer, 200 with one that was kept or replaced, 202 with one that only the ledger
+        has."""
+        return await self._arm(request, parsed(request, NewTimer.parse, await read_json(request)))
 
-    async def act(request: web.Request) -> web.Response:
+    @call("putTimer")
+    async def put(self, request: web.Request) -> web.Response:
+        """Like create, but takes the prefix and id from the address and replaces whatever was there."""
+        fixed = {**request.match_info, "if_exists": "replace"}
+        return await self._arm(request, parsed(request, partial(_named, fixed), await read_json(request)))
+
+    async def _arm(self, request: web.Request, new: NewTimer) -> web.Response:
+        require_visible(request, new.prefix)
+        armed = await acting(self._client, request).arm(new, traceparent=traceparent_of(request))
+        return _shown(armed.timer, status=_status(armed), located=True)
+
+    @call("getTimer")
+    async def get(self, request: web.Request) -> web.Response:
+        """Answers 200 with the timer, or 304 if the caller already has it."""
+        timer = await self._client.get(*parsed(request, _identity, request))
+        if _is_known(request, timer):
+            return web.Response(status=304, headers={"ETag": _etag(timer)})
+        return _shown(timer)
+
+    @call("changeTimer")
+    async def change(self, request: web.Request) -> web.Response:
+        body = await read_json(request, types=_PATCH_TYPES)
+        identity, change = both(lambda: _identity(request), lambda: parsed(request, TimerChange.parse, body))
+        version = await self._expected_version(request)
+        return _shown(await acting(self._client, request).change(*identity, change, version=version))
+
+    @call("cancelTimer")
+    async def cancel(self, request: web.Request) -> web.Response:
+        """Answers 200 with the cancelled timer. `?purge=true` removes its record too."""
+        await refuse_body(request)
+        query, identity = both(lambda: read_query(request, CancelQuery), lambda: _identity(request))
+        version = await self._expected_version(request)
+        return _shown(await acting(self._client, request).cancel(*identity, version=version, purge=query.purge))
+
+    async def _expected_version(self, request: web.Request) -> int | None:
+        """The version that If-Match asks for, or None if any will do. Raises HTTP 400 if the header is malformed."""
+        tags = _tags(request, "If-Match")
+        if tags is None or tags == ["*"]:
+            return None
+        versions = [int(found[1]) for tag in tags if (found := _OURS.fullmatch(tag))]
+        if len(versions) > 1:
+            current = (await self._client.get(*_identity(request))).version
+            versions = [current] if current in versions else []
+        return versions[0] if versions else _NO_VERSION
+
+    @call("retryTimer")
+    async def retry(self, request: web.Request) -> web.Response:
+        """Answers 200 with the timer, due now."""
+        await refuse_body(request)
+        return _shown(await acting(self._client, request).retry(*parsed(request, _identity, request)))
+
+    @call("fireTimer")
+    async def fire(self, request: web.Request) -> web.Response:
+        """Answers 200 with the timer, due now."""
+        await refuse_body(request)
+        return _shown(await acting(self._client, request).fire(*parsed(request, _identity, request)))
+
+    @call("listTimers")
+    async def page(self, request: web.Request) -> web.Response:
+        page = await self._client.page(read_query(request, PageRequest).seen_by(visible_to(request)))
+        items = await joined(page.items, lambda timer: encoded(timer.to_json()))
+        return of_bytes(b'{"items":[' + items + b'],"next_cursor":' + encoded(page.next_cursor) + b"}")
+
+    @call("createTimers")
+    async def create_many(self, request: web.Request) -> web.Response:
+        """Answers 200 with a result for each timer, in order."""
+        values, visible = await _read_batch(request), visible_to(request)
+        wishes = [_if_visible(value, visible) for value in values]
+        results = await acting(self._client, request).batch(wishes, traceparent=traceparent_of(request))
+        return answer({"results": [_result(each) for each in results]})
+
+    @call("actOnTimers")
+    async def act(self, request: web.Request) -> web.Response:
         """Answers 200 with the counts and a cursor to continue with."""
-        nonlocal acting_now
         asked = parsed(request, BulkAction.parse, await read_json(request))
-        if acting_now >= ACTIONS_AT_ONCE:
-            raise Busy(f"this pod runs {acting_now} actions, its maximum; try again soon")
+        if self._acting_now >= ACTIONS_AT_ONCE:
+            raise Busy(f"this pod runs {self._acting_now} actions, its maximum; try again soon")
         visible = asked.model_copy(update={"filter": asked.filter.seen_by(visible_to(request))})
-        acting_now += 1
+        self._acting_now += 1
         try:
-            counts = await acting(client, request).act(visible, stop=_enough_for(request))
+            counts = await acting(self._client, request).act(visible, stop=_enough_for(request))
         finally:
-            acting_now -= 1
+            self._acting_now -= 1
         return answer(counts.to_json())
 
-    return [route("actOnTimers", act), *(route(name, partial(call, client)) for name, call in _CALLS.items())]
+    @call("getStats")
+    async def stats(self, request: web.Request) -> web.Response:
+        """Answers 200 with the state of the whole service, but only with timers that the caller may see."""
+        prefix, visible = read_query(request, PrefixQuery).prefix, visible_to(request)
+        stats = await self._client.stats(prefix, visible=visible)
+        counts, whole = stats.counts, dict[str, Any](replace(stats, counts={}).to_json())
+        total: Counter[Status] = Counter()
+        async for counted in cooperatively(counts.values()):
+            total.update(counted)
+        del whole["by_prefix"]
+        whole |= {"by_status": by_name(total), "pods": [_visible_member(pod, visible) for pod in whole["pods"]]}
+        if visible is not None:
+            whole["lateness_ms"] = _UNKNOWN_LATENESS
+        of_each = await joined(sorted(counts), lambda name: encoded(name) + b":" + encoded(by_name(counts[name])))
+        return of_bytes(encoded(whole)[:-1] + b',"by_prefix":{' + of_each + b"}}")
+
+    @call("listPrefixes")
+    async def prefixes(self, request: web.Request) -> web.Response:
+        prefix, visible = read_query(request, PrefixQuery).prefix, visible_to(request)
+        views = [view for view in await self._client.prefixes(prefix) if visible is None or visible(view.prefix)]
+        return of_bytes(b'{"items":[' + await joined(views, lambda view: encoded(view.to_json())) + b"]}")
+
+    @call("pausePrefix")
+    async def pause(self, request: web.Request) -> web.Response:
+        prefix = await _prefix(request)
+        await acting(self._client, request).pause(prefix)
+        return answer({"prefix": prefix, "paused": True})
+
+    @call("resumePrefix")
+    async def resume(self, request: web.Request) -> web.Response:
+        prefix = await _prefix(request)
+        await acting(self._client, request).resume(prefix)
+        return answer({"prefix": prefix, "paused": False})
+
+    @call("forgetPrefix")
+    async def forget(self, request: web.Request) -> web.Response:
+        """Answers 204 after taking back the declaration."""
+        await acting(self._client, request).forget(await _prefix(request))
+        return web.Response(status=204)
+
+    @call("listPods")
+    async def pods(self, request: web.Request) -> web.Response:
+        """Answers 200 with the live pods, showing only the prefixes that the caller may see."""
+        refuse_query(request)
+        visible = visible_to(request)
+        return answer({"items": [_visible_member(pod.to_json(), visible) for pod in await self._client.pods()]})
+
+    @call("acknowledgeLosses")
+    async def acknowledge_losses(self, request: web.Request) -> web.Response:
+        """Answers 200 with the losses that now cause no more warnings."""
+        refuse_query(request)
+        await refuse_body(request)
+        return answer({"items": [loss.to_json() for loss in await self._client.acknowledge_losses()]})

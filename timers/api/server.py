@@ -22,10 +22,10 @@ from timers.api.answer import (
 )
 from timers.api.auth import AUTH, Auth, anonymous
 from timers.api.health import HealthRoutes
-from timers.api.openapi import docs_routes
+from timers.api.openapi import DocsRoutes
 from timers.api.operations import routes_of
 from timers.api.requests import REQUEST_ID, REQUEST_SECONDS, Deadlines, follow, new_request
-from timers.api.routes import client_routes, refuse_unchecked
+from timers.api.routes import ClientRoutes, refuse_unchecked
 from timers.api.stream import EventRoutes
 from timers.client import TimerClient
 from timers.errors import ConfigurationError, FieldError, LedgerUnavailable, Unavailable, shown
@@ -196,13 +196,9 @@ def _unusable(host: str, setting: str, port: int, error: Exception) -> Configura
 
 
 def all_routes(client: TimerClient, health: HealthRoutes) -> Sequence[web.RouteDef]:
-    """The routes to add to an application. Paths without braces come before paths with them."""
-    return (
-        *routes_of(health),
-        *docs_routes(),
-        *routes_of(EventRoutes(client)),
-        *client_routes(client),
-    )
+    """The routes to add to an application."""
+    handlers = (health, DocsRoutes(), EventRoutes(client), ClientRoutes(client))
+    return [each for some in handlers for each in routes_of(some)]
 
 
 def probe_application(health: HealthRoutes) -> web.Application:
