@@ -102,7 +102,6 @@ class Guard:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._remembered: dict[tuple[str, str], tuple[float, bytes]] = {}
-        self._bytes = 0
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -143,14 +142,10 @@ class Guard:
         ):
             return
         page = (caller.id, request.path_qs)
-        self._forget(page)
+        self._remembered.pop(page, None)  # so that it becomes the newest
         self._remembered[page] = (time.monotonic(), response.body)
-        self._bytes += len(response.body)
-        while self._bytes > REMEMBERED_BYTES:
-            self._forget(next(iter(self._remembered)))
-
-    def _forget(self, page: tuple[str, str]) -> None:
-        self._bytes -= len(self._remembered.pop(page, (0.0, b""))[1])
+        while sum(len(body) for _, body in self._remembered.values()) > REMEMBERED_BYTES:
+            del self._remembered[next(iter(self._remembered))]
 
     async def _last_state(self, request: web.Request, error: Unavailable) -> web.Response:
         """The page as this caller last saw it, with its age, or a page that only says what is wrong."""
