@@ -91,7 +91,7 @@ class Answer:
     media_type: str | None = JSON
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Operation:
     """One call, by its method and path. `right` is the right that a key needs for it, or None if everybody may make it.
     `headers` are those that it takes. `body` maps media types to models, or
@@ -120,13 +120,10 @@ class Operation:
     """Whether it arms timers, which a ledger takes while Redis is down."""
 
     def __post_init__(self) -> None:
-        method, path = self.call.split()
-        object.__setattr__(self, "method", method)
-        object.__setattr__(self, "path", path)
-        object.__setattr__(self, "is_endless", any(answer.media_type == EVENTS for answer in self.answers))
-        shows = self.id == "getMetrics" or (self.tag == DASHBOARD and method == "GET")
-        object.__setattr__(self, "works_without_redis", shows)
-        object.__setattr__(self, "arms", self.id in ("createTimer", "createTimers", "putTimer"))
+        self.method, self.path = self.call.split()
+        self.is_endless = any(answer.media_type == EVENTS for answer in self.answers)
+        self.works_without_redis = self.id == "getMetrics" or (self.tag == DASHBOARD and self.method == "GET")
+        self.arms = self.id in ("createTimer", "createTimers", "putTimer")
 
 
 def _ok(description: str, body: type[Any] | None = None, media_type: str = JSON) -> tuple[Answer, ...]:

@@ -26,18 +26,7 @@ _random: Final = Random()  # noqa: S311 (an id, not a secret)
 _SANE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/+=-]{0,127}")
 
 
-@contextmanager
-def new_request() -> Iterator[str]:
-    """A request with a new id, for as long as the context lasts."""
-    made = _made()
-    outer = request_id.set(made)
-    try:
-        yield made
-    finally:
-        request_id.reset(outer)
-
-
-def _made() -> str:
+def new_id() -> str:
     """96 random bits, so two requests practically never share an id."""
     return f"{_random.getrandbits(96):024x}"
 
@@ -46,7 +35,7 @@ def _made() -> str:
 async def follow(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request the id that it brings, if that is sane, or else a new one."""
     given = request.headers.get(REQUEST_ID)
-    name = given if given is not None and _SANE.fullmatch(given) else _made()
+    name = given if given is not None and _SANE.fullmatch(given) else new_id()
     outer = request_id.set(name)  # the next request on the same connection runs in the same context
     try:
         response = await handler(request)

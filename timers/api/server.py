@@ -24,12 +24,12 @@ from timers.api.auth import AUTH, Auth, anonymous
 from timers.api.health import HealthRoutes
 from timers.api.openapi import DocsRoutes
 from timers.api.operations import routes_of
-from timers.api.requests import REQUEST_ID, REQUEST_SECONDS, Deadlines, follow, new_request
+from timers.api.requests import REQUEST_ID, REQUEST_SECONDS, Deadlines, follow, new_id
 from timers.api.routes import ClientRoutes, refuse_unchecked
 from timers.api.stream import EventRoutes
 from timers.client import TimerClient
 from timers.errors import ConfigurationError, FieldError, LedgerUnavailable, Unavailable, shown
-from timers.logs import get_logger
+from timers.logs import get_logger, request_id
 from timers.metrics import CONTENT_TYPE as METRICS_TYPE
 from timers.metrics import Metrics
 
@@ -102,10 +102,11 @@ class Connection(web.RequestHandler):
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """See aiohttp. The answer to a request that reached no handler."""
-        with new_request() as request_id:
-            _log.info("request cannot be read", status=status, reason=message or repr(exc))
-            response = of_status(status, message or "the request is not valid HTTP")
-        response.headers[REQUEST_ID] = request_id
+        made = new_id()
+        request_id.set(made)  # the last of this connection, which has a context of its own
+        _log.info("request cannot be read", status=status, reason=message or repr(exc))
+        response = of_status(status, message or "the request is not valid HTTP")
+        response.headers[REQUEST_ID] = made
         response.force_close()
         return response
 
