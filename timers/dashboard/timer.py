@@ -76,28 +76,23 @@ class TimerPages:
         """Answers 303 back to the timer, or 409 with the timer and why the action was refused."""
         prefix, timer_id = _identity(request)
         form, action = await form_of(request), request.match_info["action"]
-        do = self._acts(request, prefix, timer_id, form).get(action)
-        if do is None:
-            raise web.HTTPNotFound(text=f"{shown(action)} is not an action for a timer")
-        try:
-            await do()
-        except (Refused, InvalidInput) as error:
-            return await self.page(request, str(error))
-        where = "/ui/timers" if action == "purge" else f"/ui/timers/{prefix}/{timer_id}"
-        return redirect(f"{where}?done={action}" if action != "purge" else f"{where}?prefix={prefix}")
-
-    def _acts(
-        self, request: web.Request, prefix: str, timer_id: str, form: Mapping[str, str]
-    ) -> Mapping[str, Callable[[], Awaitable[Any]]]:
-        client = acting(self._client, request)
-        version = number_of(form, "version")
-        return {
+        client, version = acting(self._client, request), number_of(form, "version")
+        acts: Mapping[str, Callable[[], Awaitable[Any]]] = {
             "cancel": lambda: client.cancel(prefix, timer_id, version=version),
             "purge": lambda: client.cancel(prefix, timer_id, version=version, purge=True),
             "fire": lambda: client.fire(prefix, timer_id),
             "retry": lambda: client.retry(prefix, timer_id),
             "reschedule": lambda: client.reschedule(prefix, timer_id, **due_of(form.get("when", ""))),
         }
+        if action not in acts:
+            raise web.HTTPNotFound(text=f"{shown(action)} is not an action for a timer")
+        try:
+            await acts[action]()
+        except (Refused, InvalidInput) as error:
+            return await self.page(request, str(error))
+        if action == "purge":
+            return redirect(f"/ui/timers?prefix={prefix}")
+        return redirect(f"/ui/timers/{prefix}/{timer_id}?done={action}")
 
     @page_at("GET new", "write")
     async def new_page(self, request: web.Request) -> web.Response:
