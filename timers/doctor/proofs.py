@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final
 
 from redis.exceptions import AskError, ResponseError, TryAgainError
@@ -84,33 +83,34 @@ async def check_server(store: Store, *, fix: bool, wait_seconds: float, prefixes
     arrived = await deliveries(store, wait_seconds)
     heard = next((check for check in arrived.values() if check.level != "ok"), next(iter(arrived.values())))
 
-    async def granted(node: Store) -> Sequence[Check]:
-        may = await _tried("rights", rights(node, wanted, _root_on(store, node)))
-        given = await configured(node)
-        current = None if given is None else given.get(FLAGS, "")
-        arrives = arrived.get(node.connections.address, heard).level == "ok"
-        kept = await _tried("replay", replay(node, wanted))
-        return [may, kept, flags(current, heard=arrives, allowed=may.level != "fail")]
-
-    async def timed(node: Store) -> Sequence[Check]:
-        return [await _tried("latency", latency(node)), await _tried("clock", skew(node))]
-
     # Over connections to a cluster, each primary is one of several masters.
     is_whole = len(store.connections.nodes) > 1
-    checks = [
-        *await on_nodes(store, partial(_judged, is_whole=is_whole)),
-        *await on_nodes(store, granted),
+
+    async def examined(node: Store) -> Sequence[Check]:
+        given = await configured(node)
+        may = await _tried("rights", rights(node, wanted, _root_on(store, node)))
+        current = None if given is None else given.get(FLAGS, "")
+        arrives = arrived.get(node.connections.address, heard).level == "ok"
+        return [
+            *await _judged(node, given, is_whole=is_whole),
+            may,
+            await _tried("replay", replay(node, wanted)),
+            flags(current, heard=arrives, allowed=may.level != "fail"),
+            await _tried("latency", latency(node)),
+            await _tried("clock", skew(node)),
+        ]
+
+    return [
+        *await on_nodes(store, examined),
         heard,
         await _tried("foreign", foreign_keys(store, wanted)),
-        *await on_nodes(store, timed),
         *[check async for check in check_failover(store, config, fix=fix)],
     ]
-    return [*dict.fromkeys(checks)]  # a node that is away is found twice
 
 
-async def _judged(store: Store, *, is_whole: bool) -> list[Check]:
+async def _judged(store: Store, config: Mapping[str, str] | None, *, is_whole: bool) -> list[Check]:
     try:
-        return judge(await server_facts(store), await configured(store), is_whole=is_whole)
+        return judge(await server_facts(store), config, is_whole=is_whole)
     except (RedisRights, Refusal) as error:
         means = "whether it keeps or evicts timers, and has room for them, is not known"
         repair = f"{grant(store, ['info'])}; take a rename-command of INFO out of its configuration"
