@@ -19,7 +19,7 @@ from timers.client.actions import TAKES, BulkAction, Counts, check_action
 from timers.core.answers import ActionAnswer
 from timers.core.fields import decode_text
 from timers.core.model import Status, Timer
-from timers.dashboard.site import Parts, paged, pairs_of, show
+from timers.dashboard.site import Pages, paged, pairs_of
 from timers.dashboard.timer import due_of
 from timers.errors import InvalidInput
 from timers.store.filters import Filter, Visible
@@ -138,10 +138,7 @@ async def failures_of(store: Store, prefix: str, counts: Mapping[Status, int]) -
     return {"prefix": prefix, "counts": counts, "groups": ordered, "looked_at": looked_at}
 
 
-class ManyPages:
-    def __init__(self, parts: Parts) -> None:
-        self._parts, self._client = parts, parts.client
-
+class ManyPages(Pages):
     @page_at("GET timers", "read")
     async def timers(self, request: web.Request) -> web.Response:
         """Answers 200 with a page, or 422 with the form and what is wrong."""
@@ -155,13 +152,12 @@ class ManyPages:
         cursor = request.query.get("cursor")
         page = Page([], None)
         if not errors:
-            page = await read_page(self._parts.store, wanted.filter, limit=PAGE, cursor=cursor, newest=newest)
+            page = await read_page(self._store, wanted.filter, limit=PAGE, cursor=cursor, newest=newest)
         sorted_by = {"sort": "newest"} if newest else {}
-        return show(
+        return self._show(
             request,
             "timers",
             status=422 if errors else 200,
-            now_ms=round(self._parts.store.clock.now_ms()),
             wanted=wanted,
             errors=errors,
             statuses=ORDER,
@@ -176,7 +172,7 @@ class ManyPages:
     async def failed(self, request: web.Request) -> web.Response:
         """Answers 200 with the prefixes, those with most failures first."""
         covers = Filter().seen_by(visible_to(request)).covering()
-        counts = await self._parts.client.counts()
+        counts = await self._client.counts()
         ended = {
             prefix: {status: n for status in FAILING if (n := by_status.get(status, 0))}
             for prefix, by_status in counts.items()
@@ -184,11 +180,10 @@ class ManyPages:
         }
         most = sorted((p for p, by_status in ended.items() if by_status), key=lambda p: (-sum(ended[p].values()), p))
         shown, place = paged(request, most, PREFIXES_A_PAGE)
-        return show(
+        return self._show(
             request,
             "failed",
-            now_ms=round(self._parts.store.clock.now_ms()),
-            prefixes=[await failures_of(self._parts.store, prefix, ended[prefix]) for prefix in shown],
+            prefixes=[await failures_of(self._store, prefix, ended[prefix]) for prefix in shown],
             **place,
         )
 
@@ -225,14 +220,7 @@ class ManyPages:
         self, request: web.Request, template: str, bulk: BulkRequest, number: str, **values: Any
     ) -> web.Response:
         hidden = [("action", bulk.action), ("when", bulk.when), *(("timer", member) for member in bulk.chosen)]
-        return show(
-            request,
-            template,
-            bulk=bulk,
-            number=number,
-            hidden=[*hidden, *bulk.wanted.given],
-            **values,
-        )
+        return self._show(request, template, bulk=bulk, number=number, hidden=[*hidden, *bulk.wanted.given], **values)
 
     async def _count(self, bulk: BulkRequest) -> tuple[int, bool]:
         """The number of timers, and whether the count is exact."""
@@ -247,7 +235,7 @@ class ManyPages:
             return sum(
                 of.get(status, 0) for prefix, of in counts.items() if covers(prefix) for status in statuses
             ), True
-        page = await read_page(self._parts.store, found, limit=1000)
+        page = await read_page(self._store, found, limit=1000)
         return len(page.items), page.next_cursor is None
 
     async def _slice(self, request: web.Request, bulk: BulkRequest, asked: BulkAction, progress: Counts) -> None:

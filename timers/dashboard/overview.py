@@ -18,7 +18,7 @@ from timers.core.durations import in_units
 from timers.core.fields import is_own
 from timers.core.model import Status
 from timers.dashboard.render import Chart, bars, clock_of, lines
-from timers.dashboard.site import Parts, show
+from timers.dashboard.site import Pages, Parts
 from timers.doctor.checks import any_full
 from timers.errors import Moving
 from timers.store import alarms, keys, queries
@@ -146,28 +146,27 @@ def _page_of(prefix: str) -> tuple[str, str]:
     return f"/ui/prefixes/{prefix}", prefix
 
 
-class OverviewPage:
+class OverviewPage(Pages):
     def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+        super().__init__(parts)
         self._whole = CachedRead(self._read, STATS_SECONDS)
         self._load = lru_cache(SCOPES)(lambda prefixes: CachedRead(lambda: self._loaded(prefixes), LOAD_SECONDS))
 
     @call("getDashboard")
     async def page(self, request: web.Request) -> web.Response:
         refuse_query(request)
-        visible, now_ms = visible_to(request), round(self._parts.store.clock.now_ms())
+        visible, now_ms = visible_to(request), round(self._store.clock.now_ms())
         seen = await self._seen(visible)
         stats, by_status = seen.stats, seen.stats.by_status
         rings = [fired_charts(name, ring, seen.failed[name]) for name, ring in seen.fired.items()]
         wanted = Filter().seen_by(visible)
         is_empty = not any(by_status.values()) and not any(ring["total"] for ring in rings)
-        rows = await due_rows(self._parts.store, stats.fleet, wanted)
+        rows = await due_rows(self._store, stats.fleet, wanted)
         # Last, because counting keeps the server busy.
         load = await self._load(prefixes_of(request)).soon(LOAD_PATIENCE_SECONDS)
-        return show(
+        return self._show(
             request,
             "overview",
-            now_ms=now_ms,
             health=health(seen, visible, is_empty=is_empty),
             alarms=seen.ringing,
             by_status=by_status,
@@ -191,7 +190,7 @@ class OverviewPage:
             "prefix": prefix,
             "is_declared": bool(known),
             "url": shlex.quote(f"{origin}/v1/timers/{prefix}/first"),
-            "redis_cli": f"redis-cli {self._parts.store.connections.options}" if sees_all else "redis-cli",
+            "redis_cli": f"redis-cli {self._store.connections.options}" if sees_all else "redis-cli",
             "needs_key": await self._parts.auth.asks_for_keys(),
         }
 
@@ -200,16 +199,16 @@ class OverviewPage:
         seen = await self._whole.get()
         if visible is None:
             return seen
-        stats = await self._parts.client.stats(visible=visible)
-        failing = await _failing(self._parts.store, stats)
+        stats = await self._client.stats(visible=visible)
+        failing = await _failing(self._store, stats)
         return seen._replace(stats=stats, failing=failing, fired={}, failed={}, ringing=[])
 
     async def _read(self) -> Seen:
-        return await read_seen(self._parts.store, await read_stats(self._parts.store, by_prefix=False))
+        return await read_seen(self._store, await read_stats(self._store, by_prefix=False))
 
     async def _loaded(self, prefixes: tuple[str, ...]) -> tuple[Sequence[int], bool]:
         visible = ApiKey("", prefixes, frozenset()).sees
-        return await due_load(self._parts.store, step_ms=HOUR_MS, steps=24, wanted=Filter().seen_by(visible))
+        return await due_load(self._store, step_ms=HOUR_MS, steps=24, wanted=Filter().seen_by(visible))
 
 
 async def read_seen(store: Store, stats: Stats) -> Seen:

@@ -17,7 +17,7 @@ from timers.core.hooks import Hook
 from timers.core.model import Status, Timer
 from timers.dashboard.many import FAILING, failures_of
 from timers.dashboard.render import Chart, bars, clock_of, redirect
-from timers.dashboard.site import Parts, form_of, number_of, paged, pairs_of, show
+from timers.dashboard.site import Pages, Parts, form_of, number_of, paged, pairs_of
 from timers.doctor.checks import server_facts
 from timers.doctor.examining import examine
 from timers.errors import Forbidden, InvalidInput, shown
@@ -48,9 +48,9 @@ CHECKS_SECONDS: Final = 30.0
 every refresh."""
 
 
-class ServicePages:
+class ServicePages(Pages):
     def __init__(self, parts: Parts) -> None:
-        self._parts, self._client = parts, parts.client
+        super().__init__(parts)
         self._prefixes = CachedRead(lambda: _worst_first(parts.store), VIEWS_SECONDS)
         self._looks = lru_cache(LOOKS)(lambda prefix: CachedRead(lambda: self._look(prefix), LOOK_SECONDS))
         self._checks = CachedRead(lambda: examine(parts.store, ledger=parts.client.ledger), CHECKS_SECONDS)
@@ -63,10 +63,9 @@ class ServicePages:
         covers = asked.covering()
         found = [view for view in await self._prefixes.get() if words in view.prefix and covers(view.prefix)]
         views, place = paged(request, found, PREFIXES_A_PAGE)
-        return show(
+        return self._show(
             request,
             "prefixes",
-            now_ms=round(self._parts.store.clock.now_ms()),
             views=views,
             ended=await self._ended("hour", {view.prefix: view.counts for view in views}),
             words=words,
@@ -83,17 +82,16 @@ class ServicePages:
             views = {view.prefix: view for view in await self._prefixes.since(time.monotonic())}
         if prefix not in views:
             raise nothing_of(prefix)
-        view, store = views[prefix], self._parts.store
+        view, store = views[prefix], self._store
         looked = await self._looks(prefix).get()
         scheduled = await read_page(store, Filter(prefix=prefix, status=(Status.SCHEDULED,)), limit=DUE_SHOWN)
         now_ms, coming, blocked = round(store.clock.now_ms()), scheduled.items, list[tuple[Timer, str]]()
         if coming and coming[0].due_ms < now_ms - LATE_MS:
             first, roster = coming[0], await Membership(store).read()
             blocked = [(first, await read_obstacle(store, roster, prefix, store.shard_of(prefix, first.id)))]
-        return show(
+        return self._show(
             request,
             "prefix",
-            now_ms=now_ms,
             view=view,
             blocked=blocked,
             next=coming[len(blocked) :],
@@ -104,18 +102,18 @@ class ServicePages:
     async def _look(self, prefix: str) -> Mapping[str, Any]:
         """What ended in the last hour and day, why timers fail, and how late the newest runs began."""
         counts: dict[Status, int] = {}
-        async for _, _, status, n in queries.counted(self._parts.store, prefix):
+        async for _, _, status, n in queries.counted(self._store, prefix):
             counts[status] = counts.get(status, 0) + n
         failing: dict[Status, int] = {status: counts[status] for status in FAILING if status in counts}
         starts = Counter[int]()
         for status in (Status.COMPLETED, Status.SCHEDULED):
             wanted = Filter(prefix=prefix, status=(status,))
-            page = await read_page(self._parts.store, wanted, limit=STARTS_FROM, newest=status is Status.COMPLETED)
+            page = await read_page(self._store, wanted, limit=STARTS_FROM, newest=status is Status.COMPLETED)
             entries = [entry for timer in page.items for entry in timer.history]
             starts.update(bucket_of(entry.lateness_ms) for entry in entries if entry.lateness_ms is not None)
         return {
             "charts": {name: (await self._ended(name, {prefix: counts}))[prefix] for name in PERIODS},
-            "failures": await failures_of(self._parts.store, prefix, failing),
+            "failures": await failures_of(self._store, prefix, failing),
             "late": quantiles_ms(starts),
             "starts": starts.total(),
         }
@@ -123,7 +121,7 @@ class ServicePages:
     async def _ended(self, period: str, counts: Mapping[str, Mapping[Status, int]]) -> Mapping[str, tuple[int, Chart]]:
         """By prefix, how many of its timers ended in the hour or the day, and a chart of them."""
         steps, step_ms, _ = PERIODS[period]
-        store, made = self._parts.store, dict[str, tuple[int, Chart]]()
+        store, made = self._store, dict[str, tuple[int, Chart]]()
         begins = round(store.clock.now_ms()) // step_ms * step_ms - (steps - 1) * step_ms
         for prefix, found in (await queries.ended(store, counts, step_ms=step_ms, steps=steps)).items():
             series = [(str(status), found.get(status, [0] * steps)) for status in (*FAILING, Status.COMPLETED)]
@@ -151,15 +149,14 @@ class ServicePages:
         if action not in acts:
             raise web.HTTPNotFound(text=f"{shown(action)} is not an action for a prefix")
         await acts[action](prefix)
-        self._prefixes = CachedRead(lambda: _worst_first(self._parts.store), VIEWS_SECONDS)
+        self._prefixes = CachedRead(lambda: _worst_first(self._store), VIEWS_SECONDS)
         return redirect(f"/ui/prefixes?q={prefix}")
 
     @page_at("GET pods", "read")
     async def pods(self, request: web.Request) -> web.Response:
-        return show(
+        return self._show(
             request,
             "pods",
-            now_ms=await self._parts.store.now_ms(),
             pods=[(pod, pod.to_json()) for pod in await self._client.pods()],
             visible=visible_to(request) or (lambda _: True),
         )
@@ -169,22 +166,20 @@ class ServicePages:
         """Answers 200 with the doctor's findings and what the server says about itself."""
         checks = await self._checks.get()
         order = {"fail": 0, "warn": 1, "ok": 2}
-        return show(
+        return self._show(
             request,
             "server",
-            now_ms=await self._parts.store.now_ms(),
             checks=sorted(checks, key=lambda check: order.get(check.level, 0)),
-            info=await server_facts(self._parts.store),
+            info=await server_facts(self._store),
             **await self._hooks(),
-            alarms=await alarms.active(self._parts.store),
-            shards=self._parts.store.shards,
+            alarms=await alarms.active(self._store),
+            shards=self._store.shards,
             losses=self._client.losses,
         )
 
     async def _hooks(self) -> Mapping[str, Any]:
         """What the shards are asked to post, and how much of it waits."""
-        store = self._parts.store
-        shards = await outbox.lengths(store, range(store.shards))
+        shards = await outbox.lengths(self._store, range(self._store.shards))
         lines = sorted({line for known, _ in shards for line in known})
         return {
             "hooks": [hook for line in lines if (hook := Hook.parse(line)) is not None],
@@ -207,7 +202,7 @@ class ServicePages:
         ]
         context = {"made": None, "wrong": "", "form": {}, **values}
         rows = sorted(rows, key=lambda row: (row["revoked"], row["key"].options.get("made", "") if row["key"] else ""))
-        return show(request, "keys", status=status, rights_known=RIGHTS, rows=rows, **context)
+        return self._show(request, "keys", status=status, rights_known=RIGHTS, rows=rows, **context)
 
     @page_at("POST keys", "operate", of_all=True)
     async def make_key(self, request: web.Request) -> web.Response:

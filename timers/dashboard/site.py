@@ -67,6 +67,17 @@ def show(request: web.Request, template: str, *, status: int = 200, **values: An
     return render.page(template, status=status, **frame, **values)
 
 
+class Pages:
+    """Pages of one kind."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts, self._client, self._store = parts, parts.client, parts.store
+
+    def _show(self, request: web.Request, template: str, *, status: int = 200, **values: Any) -> web.Response:
+        """As `show`, with the time by the server's clock."""
+        return show(request, template, status=status, now_ms=round(self._store.clock.now_ms()), **values)
+
+
 async def form_of(request: web.Request) -> Mapping[str, str]:
     """The fields of a form. Of several with one name, the last counts. Raises InvalidInput, or HTTP 413."""
     return dict(await pairs_of(request))
@@ -186,11 +197,8 @@ _REPLACED: Final = {"HX-Retarget": "#main", "HX-Reselect": "#main", "HX-Reswap":
 """Tells htmx to replace the whole page with the error, and not only the part that was asked for."""
 
 
-class SignIn:
+class SignIn(Pages):
     """Serves static files, signing in and out, and making a browser read-only."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._auth = parts.auth
 
     @page_at("GET static/{name}", None)
     async def asset(self, request: web.Request) -> web.Response:
@@ -204,20 +212,20 @@ class SignIn:
     @page_at("GET sign-in", None)
     async def page(self, request: web.Request) -> web.Response:
         """Answers 200 with the form, or 303 if no key is needed."""
-        if not await self._auth.asks_for_keys():
+        if not await self._parts.auth.asks_for_keys():
             return render.redirect("/")
         return show(request, "sign_in", to=_own(request.query.get("to", "/")), wrong=False)
 
     @page_at("POST sign-in", None)
     async def sign_in(self, request: web.Request) -> web.Response:
         """Answers 303 to the page that was asked for, with the cookie; 403 with the form again; or 429."""
-        await self._auth.admit_sign_in(request.remote)
+        await self._parts.auth.admit_sign_in(request.remote)
         form = await form_of(request)
-        to, caller = _own(form.get("to", "/")), await self._auth.owner_of(form.get("key", "").strip())
+        to, caller = _own(form.get("to", "/")), await self._parts.auth.owner_of(form.get("key", "").strip())
         if caller is None:
             return show(request, "sign_in", status=403, to=to, wrong=True)
         response = render.redirect(to)
-        await self._auth.sessions.begin(request, response, caller.id)
+        await self._parts.auth.sessions.begin(request, response, caller.id)
         set_read_only(request, response, wanted="read_only" in form)
         return response
 
@@ -225,7 +233,7 @@ class SignIn:
     async def sign_out(self, request: web.Request) -> web.Response:
         await form_of(request)
         response = render.redirect("/ui/sign-in")
-        await self._auth.sessions.end(request, response)
+        await self._parts.auth.sessions.end(request, response)
         return response
 
     @page_at("POST read-only", "read")

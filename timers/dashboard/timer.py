@@ -14,7 +14,7 @@ from timers.core.fields import decode_text
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.dashboard.render import pretty, redirect
-from timers.dashboard.site import Parts, form_of, number_of, show
+from timers.dashboard.site import Pages, form_of, number_of, show
 from timers.errors import InvalidInput, Refused, TimersError, shown
 from timers.setting_values import parts
 
@@ -46,22 +46,18 @@ def occurrences(timer: Timer) -> Iterator[int]:
         timer = timer._replace(due_ms=due_ms, progress=progress)
 
 
-class TimerPages:
-    def __init__(self, parts: Parts) -> None:
-        self._parts, self._client = parts, parts.client
-
+class TimerPages(Pages):
     @page_at("GET timers/{prefix}/{id}", "read")
     async def page(self, request: web.Request, refused: str = "") -> web.Response:
         """Answers 200 with the timer, or 409 with why an action was refused."""
         timer = await self._client.get(*_identity(request))
-        now_ms, once = round(self._parts.store.clock.now_ms()), _once(timer.last_error)
-        return show(
+        once = _once(timer.last_error)
+        return self._show(
             request,
             "timer",
             status=409 if refused else 200,
-            now_ms=now_ms,
             timer=timer,
-            answers=[once(line) for line in (await read_story(self._parts.store, timer))[len(timer.history) :]],
+            answers=[once(line) for line in (await read_story(self._store, timer))[len(timer.history) :]],
             once=once,
             attempts=attempts(timer.history)[::-1],
             punctual_ms=PUNCTUAL_MS,
