@@ -10,7 +10,7 @@ from typing import Annotated, Any, BinaryIO, Final
 import typer
 
 from timers.cli.shared import OnlyOf, Output, cell, given_file, note, progress, run, show
-from timers.client import TimerClient, open_store
+from timers.client import TimerClient, open_redis
 from timers.client.backup import IfExists, Import, Report, export, number_of_timers
 from timers.client.moving import Mover, abort, preview
 from timers.core.durations import FromNow, parse_bound, parse_ms
@@ -18,8 +18,6 @@ from timers.core.fields import check_prefixes
 from timers.errors import ConfigurationError, InvalidInput, Moving, Unavailable
 from timers.setting_values import MAX_SHARDS, check_given_url, redacted, without_account
 from timers.settings import load_worker_settings
-from timers.store.identity import READS
-from timers.store.servers import connect
 from timers.store.store import Store
 
 app = typer.Typer()
@@ -98,14 +96,13 @@ async def _abort(url: str) -> None:
 @asynccontextmanager
 async def _opened(name: str, url: str, shards: int | None = None) -> AsyncIterator[Store]:
     """The store of a db; errors speak of the argument with this name."""
+    settings = load_worker_settings().model_copy(update={"shards": shards, "ledger_url": None})
     try:
-        connections = connect(url)
+        store = await open_redis(url, settings)
         try:
-            store = await open_store(connections, shards=shards)
-            store.identity.newest = load_worker_settings().format or READS
             yield store
         finally:
-            await connections.close()
+            await store.connections.close()
     except ConfigurationError as error:
         said = str(error).replace("TIMERS_REDIS_URL", name).replace("TIMERS_SHARDS", "--shards")
         raise ConfigurationError(f"{said} ({redacted(url)})" if redacted(url) not in said else said) from error
