@@ -59,9 +59,9 @@ PROBE_CONNECTIONS: Final = 64
 _log = get_logger("timers.app")
 
 
-Announce = Callable[[str | None, str, EmbeddedServer | None, str | None], None]
-"""Called when a pod is up: with the URL of its API (None without that role), the URL of its Redis without passwords,
-the embedded server if it uses one, and the URL of its probe port if it has one."""
+Announce = Callable[[str | None, str, str | None], None]
+"""Called when a pod is up: with the URL of its API (None without that role), what its Redis is, and the URL of its
+probe port if it has one."""
 
 
 class Stopping:
@@ -153,7 +153,7 @@ async def serve(settings: Settings, announce: Announce) -> int:
             "or use `timers dev`, which starts one"
         )
     with stopped_by_signals() as stopping:
-        return await _serve(settings, settings.redis_url, None, announce, stopping)
+        return await _serve(settings, settings.redis_url, redacted(settings.redis_url), announce, stopping)
 
 
 async def dev(settings: Settings, announce: Announce) -> int:
@@ -161,14 +161,13 @@ async def dev(settings: Settings, announce: Announce) -> int:
     with stopped_by_signals() as stopping:
         settings = settings.model_copy(update={"start_timeout_ms": 0})
         if settings.redis_url is not None:
-            return await _serve(settings, settings.redis_url, None, announce, stopping)
+            return await _serve(settings, settings.redis_url, redacted(settings.redis_url), announce, stopping)
         async with await EmbeddedServer.start(settings.data_dir, settings.server_binary) as server:
-            return await _serve(settings, server.url, server, announce, stopping)
+            redis = f"{server.family} {server.version}, embedded, data in {settings.data_dir.absolute()}"
+            return await _serve(settings, server.url, redis, announce, stopping)
 
 
-async def _serve(
-    settings: Settings, url: str, embedded: EmbeddedServer | None, announce: Announce, stopping: Stopping
-) -> int:
+async def _serve(settings: Settings, url: str, redis: str, announce: Announce, stopping: Stopping) -> int:
     registry = load(settings.processors, only=settings.served, builtin=settings.loaded)
     async with AsyncExitStack() as ends:
         join = partial(open_redis, url, settings, joins="worker" in settings.roles)
@@ -205,7 +204,7 @@ async def _serve(
             peers = _peers(settings, store, stopping)
             ends.push_async_callback(peers.stop)
             await _started(peers)
-        announce(api, redacted(url), embedded, probes)
+        announce(api, redis, probes)
         await stopping.asked.wait()
         health.drain()
         _log.info("stopping; a second signal hands running timers back at once")

@@ -25,7 +25,6 @@ from timers import logs
 from timers.app import dev, run, serve
 from timers.cli.shared import note
 from timers.core.fields import check_prefix
-from timers.embedded import EmbeddedServer
 from timers.errors import ConfigurationError, InvalidInput, Refused
 from timers.logs import get_logger
 from timers.processor import DISTRIBUTION, ENTRY_POINT_GROUP
@@ -79,15 +78,11 @@ def _settings(environ: Mapping[str, str]) -> Settings:
     return settings
 
 
-def _log_ready(api: str | None, redis: str, _embedded: EmbeddedServer | None, probes: str | None) -> None:
+def _log_ready(api: str | None, redis: str, probes: str | None) -> None:
     get_logger("timers").info("ready", api=api, probes=probes, redis=redis)
 
 
-def _announce(
-    settings: Settings, api: str | None, redis: str, embedded: EmbeddedServer | None, _probes: str | None
-) -> None:
-    if embedded is not None:
-        redis = f"{embedded.family} {embedded.version}, embedded, data in {settings.data_dir.absolute()}"
+def _announce(settings: Settings, api: str | None, redis: str, _probes: str | None) -> None:
     lines = [
         f"timers {version(DISTRIBUTION)} is running; Ctrl-C stops it",
         *([] if api is None else [f"  Dashboard  {api}/"]),
