@@ -25,7 +25,7 @@ from timers.client import TimerClient, client_of, open_redis
 from timers.client.opening import check_setting
 from timers.dashboard import all_pages
 from timers.dashboard.render import prepare
-from timers.dashboard.site import Guard, Parts
+from timers.dashboard.site import Guard
 from timers.embedded import EmbeddedServer
 from timers.engine.peers import Peers
 from timers.engine.pod import WorkerOptions
@@ -184,9 +184,8 @@ async def _serve(settings: Settings, url: str, redis: str, announce: Announce, s
         store.called, store.confirmed = metrics.called, metrics.confirmed
         worker = _worker(settings, store, registry, client, metrics, stopping=stopping)
         health = HealthRoutes(store, client, worker, metrics)
-        callers = Callers(store)
-        auth = _auth(settings, callers, client.ledger)
-        routes = (*all_pages(Parts(store, client, auth, callers)), *all_routes(client, health))
+        auth = _auth(settings, Callers(store), client.ledger)
+        routes = (*all_pages(store, client, auth), *all_routes(client, health))
         probes = await _probes(settings, probe_application(health), ends)
         api = None
         if "api" in settings.roles:

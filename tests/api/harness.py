@@ -18,7 +18,7 @@ from timers.api.requests import UNVERIFIED_BYTES
 from timers.api.server import all_routes, application, listening
 from timers.client import TimerClient, client_over, open_store
 from timers.dashboard import all_pages
-from timers.dashboard.site import Guard, Parts
+from timers.dashboard.site import Guard
 from timers.engine.pod import WorkerOptions
 from timers.engine.worker import Worker
 from timers.metrics import Metrics
@@ -74,7 +74,7 @@ class Api:
     client: TimerClient
     health: HealthRoutes
     app: web.Application
-    parts: Parts
+    auth: Auth
 
     async def call(self, method: str, path: str, body: Any = None, **options: Any) -> Reply:
         """Send a request, with `body` as JSON if given, or with any `data=`. The document must allow the answer."""
@@ -134,24 +134,22 @@ async def running_api(
             await worker.start()
             ends.push_async_callback(worker.drain)
         health = HealthRoutes(store, client, worker, metrics, fresh_seconds=0, answer_seconds=request_seconds)
-        callers = Callers(store)
         auth = Auth(
-            callers,
+            Callers(store),
             keys,
             secrets,
             ledger=client.ledger,
             unverified_bytes=unverified_bytes,
             fresh_seconds=keys_fresh_seconds,
         )
-        parts = Parts(store, client, auth, callers)
-        routes = (*all_pages(parts), *all_routes(client, health))
+        routes = (*all_pages(store, client, auth), *all_routes(client, health))
         app = application(
             routes, auth, Guard(store.connections).check, request_seconds=request_seconds, ledger=client.ledger
         )
         server = Served(await ends.enter_async_context(listening(app, "127.0.0.1", 0, limit=limit)))
         ends.push_async_callback(client.end_events)
         session = await ends.enter_async_context(ClientSession())
-        yield Api(server, session, store, client, health, app, parts)
+        yield Api(server, session, store, client, health, app, auth)
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 from aiohttp import ClientResponse
@@ -79,9 +78,9 @@ async def test_a_page_hears_only_of_the_prefixes_of_its_key(guest: Visitor) -> N
 async def test_a_burst_of_changes_is_one_word_and_closing_the_feed_ends_the_stream(api: Api) -> None:
     queries = MadeUp()
     feed = Feed(queries.changes)
-    routes = routes_of(site.LivePages(replace(api.parts, client=OwnFeed(feed))))
+    routes = routes_of(site.LivePages(api.store, OwnFeed(feed), api.auth))
     async with (
-        other_server(api, routes, api.parts.auth) as other,
+        other_server(api, routes, api.auth) as other,
         api.session.get(f"{other.server.url}/ui/live") as stream,
     ):
         await word(stream)

@@ -182,7 +182,7 @@ class Auth:
         new timers while Redis is down. Keys in Redis are read again after `fresh_seconds`."""
         self._insecure, self._ledger = insecure, ledger
         self._unverified = Unverified(unverified_bytes)
-        self._callers = callers
+        self.callers = callers
         self._configured = read_entries(api_keys or "")
         self._are_apart = callers.are_apart
         self._keys = CachedRead(self._read_keys, fresh_seconds)
@@ -273,7 +273,7 @@ class Auth:
     async def admit_sign_in(self, address: str | None) -> None:
         """Count an attempt to sign in. Raises RateLimited if too many come from the address, or from everywhere."""
         for name, rate in ((f"sign-in:{_network(address)}", SIGN_INS), ("sign-in:", SIGN_INS_OF_ALL)):
-            if wait_ms := await self._callers.wait_ms(name, rate):
+            if wait_ms := await self.callers.wait_ms(name, rate):
                 raise RateLimited(f"too many attempts to sign in; try again in {wait_ms} ms", wait_ms)
 
     async def owner_of(self, key: str) -> ApiKey | None:
@@ -307,10 +307,10 @@ class Auth:
         """The keys that are valid now: those in the settings and those in Redis, without the revoked ones. Raises
         Unavailable: without Redis nobody knows whether a key is revoked. While the db's own key is away, no first key
         can be kept."""
-        kept = await self._callers.entries()
+        kept = await self.callers.entries()
         if self._lacks_keys or (self._ledger is not None and self._kept - kept.keys()):
             are_lost = await self._are_lost()  # asked before they are read, because they come before it says no
-            kept = await self._callers.entries()
+            kept = await self.callers.entries()
             self._lacks_keys = are_lost or bool(self._kept and not kept)
         configured = [key for key in self._configured if kept.get(key.id) != REVOKED]
         if self._kept and not kept:
@@ -320,7 +320,7 @@ class Auth:
 
     async def _are_lost(self) -> bool:
         """Whether the ledger has keys that Redis has lost, or may have them."""
-        if self._ledger is None or not await self._callers.are_lost():
+        if self._ledger is None or not await self.callers.are_lost():
             return False
         from timers.ledger.facts import has_keys  # noqa: PLC0415 (what it needs is an extra)
 
@@ -338,12 +338,12 @@ class Auth:
             raise Unauthorized(f"{credentials.SIGNATURE}: no signature was made over this body with a known secret")
         if not operation.body and operation.method != "GET":
             raise Denied("a signature covers only the body, which does not say what this call does; use an API key")
-        if not await self._callers.first_time(proof.id, credentials.REMEMBER_MS):
+        if not await self.callers.first_time(proof.id, credentials.REMEMBER_MS):
             raise Unauthorized(f"{credentials.ID}: a request with this id was sent before; sign each with a new id")
         return _SIGNER
 
     async def _check_rate(self, caller: ApiKey) -> None:
-        wait_ms = 0 if caller.rate is None else await self._callers.wait_ms(caller.id, caller.rate)
+        wait_ms = 0 if caller.rate is None else await self.callers.wait_ms(caller.id, caller.rate)
         if wait_ms:
             raise RateLimited(f"key {caller.id} exceeds its rate of calls; try again in {wait_ms} ms", wait_ms)
 

@@ -9,12 +9,15 @@ from typing import Final
 
 from aiohttp import web
 
+from timers.api.auth import Auth
 from timers.api.operations import Operation, answered_by, routes_of
+from timers.client import TimerClient
 from timers.dashboard.many import ManyPages
 from timers.dashboard.overview import OverviewPage
 from timers.dashboard.service import ServicePages
-from timers.dashboard.site import LivePages, Parts, SignIn
+from timers.dashboard.site import LivePages, SignIn
 from timers.dashboard.timer import TimerPages
+from timers.store.store import Store
 
 _KINDS: Final = (SignIn, LivePages, OverviewPage, ManyPages, TimerPages, ServicePages)
 
@@ -22,6 +25,6 @@ PAGES: Final[Sequence[Operation]] = [page for kind in _KINDS for page in answere
 """Every page."""
 
 
-def all_pages(parts: Parts) -> Sequence[web.RouteDef]:
+def all_pages(store: Store, client: TimerClient, auth: Auth) -> Sequence[web.RouteDef]:
     """The routes to add to an application."""
-    return [each for kind in _KINDS for each in routes_of(kind(parts))]
+    return [each for kind in _KINDS for each in routes_of(kind(store, client, auth))]

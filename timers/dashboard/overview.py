@@ -9,16 +9,17 @@ from urllib.parse import urlencode
 from aiohttp import web
 
 from timers.access import ApiKey
-from timers.api.auth import prefixes_of, visible_to
+from timers.api.auth import Auth, prefixes_of, visible_to
 from timers.api.credentials import is_secure
 from timers.api.operations import call
 from timers.api.requests import refuse_query
+from timers.client import TimerClient
 from timers.client.fleet import LATE_MS, Fleet, Stats, read_blocked, read_stats, shortened
 from timers.core.durations import in_units
 from timers.core.fields import is_own
 from timers.core.model import Status
 from timers.dashboard.render import Chart, bars, clock_of, lines
-from timers.dashboard.site import Pages, Parts
+from timers.dashboard.site import Pages
 from timers.doctor.checks import any_full
 from timers.errors import Moving
 from timers.store import alarms, keys, queries
@@ -147,8 +148,8 @@ def _page_of(prefix: str) -> tuple[str, str]:
 
 
 class OverviewPage(Pages):
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
+    def __init__(self, store: Store, client: TimerClient, auth: Auth) -> None:
+        super().__init__(store, client, auth)
         self._whole = CachedRead(self._read, STATS_SECONDS)
         self._load = lru_cache(SCOPES)(lambda prefixes: CachedRead(lambda: self._loaded(prefixes), LOAD_SECONDS))
 
@@ -191,7 +192,7 @@ class OverviewPage(Pages):
             "is_declared": bool(known),
             "url": shlex.quote(f"{origin}/v1/timers/{prefix}/first"),
             "redis_cli": f"redis-cli {self._store.connections.options}" if sees_all else "redis-cli",
-            "needs_key": await self._parts.auth.asks_for_keys(),
+            "needs_key": await self._auth.asks_for_keys(),
         }
 
     async def _seen(self, visible: Visible | None) -> Seen:

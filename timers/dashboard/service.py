@@ -9,15 +9,16 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.access import RIGHTS, ApiKey, make_key
-from timers.api.auth import acting, caller_of, nothing_of, require_visible, visible_to
+from timers.api.auth import Auth, acting, caller_of, nothing_of, require_visible, visible_to
 from timers.api.operations import page_at
+from timers.client import TimerClient
 from timers.client.fleet import LATE_MS, PrefixView, read_obstacle, read_prefixes
 from timers.core.fields import OWN_PREFIXES, is_own
 from timers.core.hooks import Hook
 from timers.core.model import Status, Timer
 from timers.dashboard.many import FAILING, failures_of
 from timers.dashboard.render import Chart, bars, clock_of, redirect
-from timers.dashboard.site import Pages, Parts, form_of, number_of, paged, pairs_of
+from timers.dashboard.site import Pages, form_of, number_of, paged, pairs_of
 from timers.doctor.checks import server_facts
 from timers.doctor.examining import examine
 from timers.errors import Forbidden, InvalidInput, shown
@@ -49,11 +50,11 @@ every refresh."""
 
 
 class ServicePages(Pages):
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self._prefixes = CachedRead(lambda: _worst_first(parts.store), VIEWS_SECONDS)
+    def __init__(self, store: Store, client: TimerClient, auth: Auth) -> None:
+        super().__init__(store, client, auth)
+        self._prefixes = CachedRead(lambda: _worst_first(store), VIEWS_SECONDS)
         self._looks = lru_cache(LOOKS)(lambda prefix: CachedRead(lambda: self._look(prefix), LOOK_SECONDS))
-        self._checks = CachedRead(lambda: examine(parts.store, ledger=parts.client.ledger), CHECKS_SECONDS)
+        self._checks = CachedRead(lambda: examine(store, ledger=client.ledger), CHECKS_SECONDS)
 
     @page_at("GET prefixes", "read")
     async def prefixes(self, request: web.Request) -> web.Response:
@@ -196,7 +197,7 @@ class ServicePages(Pages):
     @page_at("GET keys", "operate", of_all=True)
     async def keys(self, request: web.Request, *, status: int = 200, **values: Any) -> web.Response:
         _require_admin(request)
-        entries = await self._parts.callers.entries()
+        entries = await self._auth.callers.entries()
         rows: list[dict[str, Any]] = [
             {"id": key_id, "key": ApiKey.kept(entry), "revoked": entry == REVOKED} for key_id, entry in entries.items()
         ]
@@ -214,14 +215,14 @@ class ServicePages(Pages):
             secret, kept = _made(form, [value for name, value in pairs if name == "right"])
         except InvalidInput as error:
             return await self.keys(request, status=422, wrong=str(error), form=form)
-        await self._parts.callers.keep(kept.id, kept.entry)
+        await self._auth.callers.keep(kept.id, kept.entry)
         return await self.keys(request, made=secret)
 
     @page_at("POST keys/{key}/revoke", "operate", of_all=True)
     async def revoke_key(self, request: web.Request) -> web.Response:
         _require_admin(request)
         await form_of(request)
-        await self._parts.callers.revoke(request.match_info["key"])
+        await self._auth.callers.revoke(request.match_info["key"])
         return redirect("/ui/keys")
 
 

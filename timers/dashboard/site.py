@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote
 
@@ -26,7 +25,6 @@ from timers.dashboard import render
 from timers.doctor.checks import away_from, partly_away
 from timers.errors import Denied, InvalidInput, TimersError, Unauthorized, Unavailable
 from timers.logs import get_logger
-from timers.store.callers import Callers
 from timers.store.servers.connections import Connections
 from timers.store.store import Store
 
@@ -42,14 +40,6 @@ STATE: Final = "<!--state-->"
 """The place in a page for the note of its age."""
 
 _log = get_logger("timers.dashboard")
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    store: Store
-    client: TimerClient
-    auth: Auth
-    callers: Callers
 
 
 def show(request: web.Request, template: str, *, status: int = 200, **values: Any) -> web.Response:
@@ -70,8 +60,8 @@ def show(request: web.Request, template: str, *, status: int = 200, **values: An
 class Pages:
     """Pages of one kind."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts, self._client, self._store = parts, parts.client, parts.store
+    def __init__(self, store: Store, client: TimerClient, auth: Auth) -> None:
+        self._store, self._client, self._auth = store, client, auth
 
     def _show(self, request: web.Request, template: str, *, status: int = 200, **values: Any) -> web.Response:
         """As `show`, with the time by the server's clock."""
@@ -212,20 +202,20 @@ class SignIn(Pages):
     @page_at("GET sign-in", None)
     async def page(self, request: web.Request) -> web.Response:
         """Answers 200 with the form, or 303 if no key is needed."""
-        if not await self._parts.auth.asks_for_keys():
+        if not await self._auth.asks_for_keys():
             return render.redirect("/")
         return show(request, "sign_in", to=_own(request.query.get("to", "/")), wrong=False)
 
     @page_at("POST sign-in", None)
     async def sign_in(self, request: web.Request) -> web.Response:
         """Answers 303 to the page that was asked for, with the cookie; 403 with the form again; or 429."""
-        await self._parts.auth.admit_sign_in(request.remote)
+        await self._auth.admit_sign_in(request.remote)
         form = await form_of(request)
-        to, caller = _own(form.get("to", "/")), await self._parts.auth.owner_of(form.get("key", "").strip())
+        to, caller = _own(form.get("to", "/")), await self._auth.owner_of(form.get("key", "").strip())
         if caller is None:
             return show(request, "sign_in", status=403, to=to, wrong=True)
         response = render.redirect(to)
-        await self._parts.auth.sessions.begin(request, response, caller.id)
+        await self._auth.sessions.begin(request, response, caller.id)
         set_read_only(request, response, wanted="read_only" in form)
         return response
 
@@ -233,7 +223,7 @@ class SignIn(Pages):
     async def sign_out(self, request: web.Request) -> web.Response:
         await form_of(request)
         response = render.redirect("/ui/sign-in")
-        await self._parts.auth.sessions.end(request, response)
+        await self._auth.sessions.end(request, response)
         return response
 
     @page_at("POST read-only", "read")
@@ -257,8 +247,8 @@ MOST_SECONDS: Final = 5.0
 
 
 class LivePages(EventRoutes):
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts.client, linger_seconds=0.0)
+    def __init__(self, _store: Store, client: TimerClient, _auth: Auth) -> None:
+        super().__init__(client, linger_seconds=0.0)
 
     @page_at("GET live", "read", endless=True)
     async def live(self, request: web.Request) -> web.StreamResponse:
