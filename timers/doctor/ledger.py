@@ -51,6 +51,7 @@ async def check_ledger(store: Store, database: Database) -> Check:
     given, late = "some of their timers may not be in Redis yet, and will run late", oldest_ms > LATE_MS
     said = f"{waiting} changes wait, the oldest for {oldest_ms // 1000} s or more"
     lost = "if Redis loses its data now, {} are lost"
+    rows = f"rows of the inbox wait, the first for {inbox_ms // 1000} s"
     coming, going = (f"shards still being {way}: " for way in ("restored from the ledger", "copied to the ledger"))
     return judged(
         "ledger",
@@ -58,16 +59,10 @@ async def check_ledger(store: Store, database: Database) -> Check:
         (bool(restoring), "warn", coming + shortened(restoring), given, _LOOK),
         (bool(copying), "warn", going + shortened(copying), lost.format("some of their timers"), _LOOK),
         (late, "warn", said, lost.format("these changes"), _LOOK),
-        _untaken(inbox_ms),
+        (inbox_ms > LATE_MS, "warn", rows, "what they ask for is not done yet", _CONTINUE.format("inbox")),
         repaired,
         refused,
     )
-
-
-def _untaken(waited_ms: int) -> Trouble:
-    """Rows that nobody carries out."""
-    said = f"rows of the inbox wait, the first for {waited_ms // 1000} s"
-    return waited_ms > LATE_MS, "warn", said, "what they ask for is not done yet", _CONTINUE.format("inbox")
 
 
 async def _repaired(store: Store, database: Database) -> Trouble:
