@@ -49,4 +49,4 @@ def test_a_line_holds_the_whole_record(parts: RecordParts) -> None:
     line = line_of("log:a", record)
     assert line is not None
     assert "\n" not in line
-    assert record_of(decode(line)) == Restored("log", "a", record)
+    assert record_of(decode(line)) == Restored.of("log", "a", parts)

@@ -13,7 +13,7 @@ from tests.store.backends import open_store
 from tests.store.listening import wakes
 from timers.core.model import Status
 from timers.store import keys, upkeep
-from timers.store.codec import RecordParts, put_together, taken_apart
+from timers.store.codec import RecordParts, taken_apart
 from timers.store.restoring import Restored, restore
 from timers.store.store import Store
 
@@ -27,7 +27,9 @@ async def copied(store: Store) -> list[Restored]:
     redis: Any = store.connections.commands
     for key in await redis.keys("timers:{*}:rec:*"):
         fields = await redis.hgetall(key)
-        found += [Restored(*keys.identity_of(keys.text(member)), record) for member, record in fields.items()]
+        for member, record in fields.items():
+            made = Restored.of(*keys.identity_of(keys.text(member)), taken_apart(record))
+            found.append(made._replace(record=record))
     return sorted(found)
 
 
@@ -46,7 +48,7 @@ async def one_of_each(store: Store) -> None:
 
 
 def changed(copy: Restored, **parts: Any) -> Restored:
-    return copy._replace(record=put_together(taken_apart(copy.record)._replace(**parts)))
+    return Restored.of(copy.prefix, copy.id, taken_apart(copy.record)._replace(**parts))
 
 
 def a_copy(timer_id: str = "a", **parts: Any) -> Restored:
@@ -54,7 +56,7 @@ def a_copy(timer_id: str = "a", **parts: Any) -> Restored:
     made = RecordParts(
         "c", 3, 1, 0, 1, 17, 1000, 2000, b'{"payload":1}', b"", (b"2000 r 1 p 0 - event", b"2500 c 1 p - - completed")
     )
-    return Restored(PREFIX, timer_id, put_together(made._replace(**parts)))
+    return Restored.of(PREFIX, timer_id, made._replace(**parts))
 
 
 async def test_a_lost_db_comes_back_as_it_was(store: Store) -> None:

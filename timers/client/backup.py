@@ -23,7 +23,7 @@ from timers.errors import Refused
 from timers.store import codec, keys
 from timers.store.callers import Callers
 from timers.store.carrying import put_declaration, put_key, put_pause, read_declarations, read_pauses
-from timers.store.codec import RecordParts, put_together, taken_apart
+from timers.store.codec import RecordParts, taken_apart
 from timers.store.membership import Declaration
 from timers.store.queries import totals
 from timers.store.restoring import Restored, read_records, restore
@@ -357,7 +357,7 @@ def record_of(line: Mapping[str, Any], moved_ms: int = 0) -> Restored:
         parts = parts._replace(status="s")
     if moved_ms and parts.status in "sw":
         parts = _moved(parts, moved_ms)
-    return Restored(prefix, timer_id, put_together(parts))
+    return Restored.of(prefix, timer_id, parts)
 
 
 def _parts(line: Mapping[str, Any]) -> RecordParts:

@@ -20,7 +20,7 @@ from timers.ledger.rows import Identity, Row, save_in, share_until
 from timers.store import codec, keys
 from timers.store.callers import Callers
 from timers.store.carrying import put_declaration, put_key, put_pause, read_declarations, read_pauses
-from timers.store.codec import JUMP, LETTERS, STATUSES, RecordParts, put_together, taken_apart
+from timers.store.codec import JUMP, LETTERS, STATUSES, RecordParts, taken_apart
 from timers.store.following import (
     BUCKETS,
     COPY,
@@ -83,21 +83,26 @@ def row_of(shard: int, prefix: str, timer_id: str, record: bytes) -> Row | None:
 
 
 def record_of(row: Row) -> bytes:
-    """The record of a row; empty, which `restore` calls unreadable, if somebody has written into the row what a record
-    cannot hold. A run is lost with the db, so its timer is scheduled, for the same occurrence."""
+    """The record of a row; empty if somebody has written into the row what a record cannot hold."""
+    return _restored(row).record
+
+
+def restored(found: Iterable[Row]) -> list[Restored]:
+    """What gives these rows back to Redis. `restore` calls what no record can hold unreadable."""
+    return [*map(_restored, found)]
+
+
+def _restored(row: Row) -> Restored:
+    """A run is lost with the db, so its timer is scheduled, for the same occurrence."""
     counts = (row.version, row.attempt, row.failures, row.occurrence, row.token, row.created, row.due)
     try:
         history = row.history.encode().split(b"\n") if row.history else []
         status = Status(row.status)
         letter = LETTERS[Status.SCHEDULED if status is Status.RUNNING else status]
-        return put_together(RecordParts(letter, *counts, row.spec.encode(), row.progress.encode(), history))
+        parts = RecordParts(letter, *counts, row.spec.encode(), row.progress.encode(), history)
+        return Restored.of(row.prefix, row.id, parts)
     except ValueError:
-        return b""
-
-
-def restored(found: Iterable[Row]) -> list[Restored]:
-    """What gives these rows back to Redis."""
-    return [Restored(row.prefix, row.id, record_of(row)) for row in found]
+        return Restored(row.prefix, row.id, b"")
 
 
 def row_of_timer(store: Store, timer: Timer) -> Row:
@@ -137,20 +142,20 @@ async def give_back(
     life = "" if dry_run else (await enter(store, database, shard)).life
     before: Sequence[Row] = []
     done: list[_Given] = []
-    page = await rows.page(database, shard, *after, since_ms=since_ms)
+    page, given = await _page(database, shard, after, since_ms)
     while page or before:
         last = (page or before)[-1]
         try:
             async with asyncio.TaskGroup() as group:
-                # While Redis takes a page, the ledger keeps what became of the one before, and reads the one after.
-                giving = group.create_task(_give(store, page, life))
+                # While Redis takes a page, the ledger keeps what became of the last one, and the next is made ready.
+                giving = group.create_task(_give(store, given, life))
                 group.create_task(_keep(database, shard, life, before, done))
-                reading = group.create_task(rows.page(database, shard, last.prefix, last.id, since_ms=since_ms))
+                reading = group.create_task(_page(database, shard, last[:2], since_ms))
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         if before:
             yield (before[-1].prefix, before[-1].id), [code for code, _ in done]
-        before, done, page = page, giving.result(), reading.result()
+        before, done, (page, given) = page, giving.result(), reading.result()
 
 
 async def given_back(store: Store, database: Transacting, identities: Sequence[Identity]) -> Lives:
@@ -175,11 +180,19 @@ async def give(store: Store, database: Transacting, identities: Collection[Ident
     return codes.count("restored")
 
 
-async def _give(store: Store, page: Sequence[Row], life: str) -> list[_Given]:
+async def _page(
+    database: Database, shard: int, after: Identity, since_ms: int
+) -> tuple[Sequence[Row], Sequence[Restored]]:
+    """The next rows of a shard, and what gives them back."""
+    page = await rows.page(database, shard, *after, since_ms=since_ms)
+    return page, restored(page)
+
+
+async def _give(store: Store, page: Sequence[Restored], life: str) -> list[_Given]:
     """What became of each. Rows that were read before Redis lost its data are too old: a cancel may have come since."""
     if not life:
-        return [(code, None) for code in await restore(store, restored(page), cause=RESTORED, jump=JUMP, dry_run=True)]
-    return await restore_and_read(store, restored(page), cause=RESTORED, jump=JUMP, life=life)
+        return [(code, None) for code in await restore(store, page, cause=RESTORED, jump=JUMP, dry_run=True)]
+    return await restore_and_read(store, page, cause=RESTORED, jump=JUMP, life=life)
 
 
 async def _keep(database: Database, shard: int, life: str, page: Sequence[Row], done: Sequence[_Given]) -> None:

@@ -149,7 +149,7 @@ async def _newer(database: Database, shard: int, found: Iterable[Record]) -> Sus
 async def _take_away(store: Store, gone: Mapping[Identity, Age]) -> int:
     """Remove timers that are older than their removal, whose age this is; also one that runs. It is written over first,
     as cancelled, so that nobody is told of an end that was told before, and a later timer of that name stays."""
-    over = [Restored(*identity, cancelled(*age)) for identity, age in gone.items()]
+    over = [Restored.of(*identity, cancelled(*age)) for identity, age in gone.items()]
     codes = await restore(store, over, cause=RESTORED, jump=JUMP)
     removed = [place for place, code in zip(gone.items(), codes, strict=True) if code == "restored"]
     for identity, (_, version) in removed:

@@ -6,12 +6,13 @@ earlier try came puts all records there again.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from timers.core.model import IMPORTED, RESTORED
 from timers.store import codec, keys
-from timers.store.codec import RecordParts, put_together, taken_apart
+from timers.store.codec import RecordParts, put_together
 from timers.store.scripts import read
 from timers.store.store import Store
 
@@ -32,11 +33,19 @@ RESTORE_LIMIT: Final = 200
 
 
 class Restored(NamedTuple):
-    """A record to put there, as `taken_apart` understands it."""
+    """A record to put there, and its score in the index of its status: when the timer ended, since when one has failed
+    that is tried again; `-` for neither."""
 
     prefix: str
     id: str
     record: bytes
+    since: int | str = "-"
+
+    @classmethod
+    def of(cls, prefix: str, timer_id: str, parts: RecordParts) -> "Restored":
+        """The record of these parts. Raises ValueError for what a record cannot hold."""
+        record = put_together(parts)
+        return cls(prefix, timer_id, record, _since(parts, record))
 
 
 async def read_records(
@@ -109,8 +118,8 @@ async def _restore(
 ) -> list[tuple[str, bytes | None]]:
     answers, _ = await store.run_lines(
         "restore",
-        [(prefix, timer_id) for prefix, timer_id, _ in records],
-        [f"{prefix} {timer_id} {_since(raw)}\n".encode() + raw for prefix, timer_id, raw in records],
+        [each[:2] for each in records],
+        [f"{prefix} {timer_id} {since}\n".encode() + record for prefix, timer_id, record, since in records],
         head=lambda _places: head,
         most=RESTORE_LIMIT,
         expected=life,
@@ -125,17 +134,12 @@ async def _restore(
     return found
 
 
-def _since(raw: bytes) -> int | str:
-    """The score of the record in the index of its status: when a timer ended, since when one has failed that is tried
-    again; `-` for neither, or if the record does not say."""
-    try:
-        parts = taken_apart(raw)
+def _since(parts: RecordParts, record: bytes) -> int | str:
+    with suppress(ValueError):  # somebody has written into the record what nobody can read
         if parts.status in "cfux":
             return ended_ms(parts)
-        if parts.failures and (timer := codec.readable("", "", raw)) is not None:
+        if parts.failures and (timer := codec.readable("", "", record)) is not None:
             return codec.encode_since(timer.progress) or "-"
-    except ValueError:
-        pass
     return "-"
 
 
@@ -148,6 +152,6 @@ def ended_ms(parts: RecordParts) -> int:
     return parts.created_ms
 
 
-def cancelled(created_ms: int, version: int) -> bytes:
+def cancelled(created_ms: int, version: int) -> RecordParts:
     """A record of this age without anything in it."""
-    return put_together(RecordParts("x", version, 0, 0, 1, 0, created_ms, created_ms, b"{}", b"", ()))
+    return RecordParts("x", version, 0, 0, 1, 0, created_ms, created_ms, b"{}", b"", ())
