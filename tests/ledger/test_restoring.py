@@ -1,7 +1,7 @@
 """What Redis loses the ledger gives back: every timer, none that had ended again, and everything that only grows."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,6 +17,7 @@ from tests.life.test_limits import Busy, arm, ended, ids
 from tests.members import declare
 from tests.waiting import eventually
 from timers.client import copies
+from timers.core.fields import encode
 from timers.core.model import Status, Timer
 from timers.engine.following import Following
 from timers.errors import LedgerUnavailable
@@ -24,6 +25,7 @@ from timers.ledger import rows
 from timers.ledger.database import Database
 from timers.ledger.rows import Row
 from timers.store.following import RESTORE, Stage, stages
+from timers.store.restoring import PAGE_BYTES
 
 
 async def whole(fleet: Fleet, *names: str) -> dict[str, Timer]:
@@ -259,6 +261,28 @@ async def test_another_pod_goes_on_where_a_killed_one_was(
     assert len(await agreed(database, fleet.store)) == 60
     assert asked[:6] == ["", "09", "19", "29", "39", "49"]
     assert asked[6:8] == ["29", "39"]
+
+
+async def test_large_timers_are_given_back_in_small_pages(
+    fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand timers with the largest payloads, in pages of a thousand, took a pod a GiB of memory."""
+    await lost(fleet, database, 1)
+    (row,) = await rows.page(database, 0, "", "")
+    spec = encode({"payload": "x" * 60_000})
+    async with database.transaction() as connection:
+        await rows.save(connection, [row._replace(id=f"big-{each:03}", spec=spec) for each in range(400)])
+    pages, sizes = rows.page, list[int]()
+
+    async def noted(*asked: Any, **options: Any) -> Sequence[Row]:
+        found = await pages(*asked, **options)
+        sizes.append(sum(len(each.spec) for each in found))
+        return found
+
+    monkeypatch.setattr(rows, "page", noted)
+    await fleet.pod(Calls(), ledger=database)
+    assert len(await agreed(database, fleet.store)) == 401
+    assert max(sizes) < PAGE_BYTES
 
 
 async def test_a_pod_that_dies_between_redis_and_the_ledger_leaves_no_difference(

@@ -16,6 +16,7 @@ from timers.errors import Unavailable
 from timers.ledger import facts, rows
 from timers.ledger.database import Database, Transacting, do
 from timers.ledger.facts import KEY, Lives
+from timers.ledger.many import SAVED
 from timers.ledger.rows import Identity, Row, save_in, share_until
 from timers.store import codec, keys
 from timers.store.callers import Callers
@@ -33,10 +34,14 @@ from timers.store.following import (
     stages,
 )
 from timers.store.membership import Declaration
-from timers.store.restoring import Restored, restore, restore_and_read
+from timers.store.restoring import PAGE_BYTES, Restored, restore, restore_and_read
 from timers.store.store import FOUNDING_TRIES, KEEPS_CHANGING, Store
 
 _COLUMN_LIMIT: Final = 2**63
+
+_FIRST_PAGE: Final = 64
+"""Rows of the first page that is given back. The next ones are larger, until they have a thousand rows or come near
+PAGE_BYTES: several are in memory, each in several forms, and a pod may have half a GiB."""
 
 _Given = tuple[str, bytes | None]
 """What became of a copy, and the record that Redis holds then."""
@@ -83,7 +88,7 @@ def row_of(shard: int, prefix: str, timer_id: str, record: bytes) -> Row | None:
 
 
 def record_of(row: Row) -> bytes:
-    """The record of a row; empty if somebody has written into the row what a record cannot hold."""
+    """The record with which a row is given back; empty if somebody has written into the row what none can hold."""
     return _restored(row).record
 
 
@@ -142,15 +147,18 @@ async def give_back(
     life = "" if dry_run else (await enter(store, database, shard)).life
     before: Sequence[Row] = []
     done: list[_Given] = []
-    page, given = await _page(database, shard, after, since_ms)
+    most = _FIRST_PAGE
+    page, given = await _page(database, shard, after, since_ms, most)
     while page or before:
         last = (page or before)[-1]
+        has_room = sum(len(each.record) for each in given) < PAGE_BYTES / 2
+        most = min(2 * most, SAVED) if has_room else max(most // 2, 1)
         try:
             async with asyncio.TaskGroup() as group:
                 # While Redis takes a page, the ledger keeps what became of the last one, and the next is made ready.
                 giving = group.create_task(_give(store, given, life))
                 group.create_task(_keep(database, shard, life, before, done))
-                reading = group.create_task(_page(database, shard, last[:2], since_ms))
+                reading = group.create_task(_page(database, shard, last[:2], since_ms, most))
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         if before:
@@ -181,10 +189,10 @@ async def give(store: Store, database: Transacting, identities: Collection[Ident
 
 
 async def _page(
-    database: Database, shard: int, after: Identity, since_ms: int
+    database: Database, shard: int, after: Identity, since_ms: int, most: int
 ) -> tuple[Sequence[Row], Sequence[Restored]]:
     """The next rows of a shard, and what gives them back."""
-    page = await rows.page(database, shard, *after, since_ms=since_ms)
+    page = await rows.page(database, shard, *after, since_ms=since_ms, most=most)
     return page, restored(page)
 
 

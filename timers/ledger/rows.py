@@ -106,10 +106,12 @@ def _is_free(row: NewRow, there: RowAge | None) -> bool:
     return there is None or (there.gone and there.age[0] < row.created)
 
 
-async def page(database: Database, shard: int, prefix: str, id: str, *, since_ms: int = 0) -> Sequence[Row]:
+async def page(
+    database: Database, shard: int, prefix: str, id: str, *, since_ms: int = 0, most: int = SAVED
+) -> Sequence[Row]:
     """The next rows of a shard after a prefix and id, changed since a time, without those of removed timers."""
     asked = _next(shard, (prefix, id), _COLUMNS).where(timers.c.status != PURGED, timers.c.changed >= since_ms)
-    return [*map(Row._make, await _read(database, asked))]
+    return [*map(Row._make, await _read(database, asked.limit(most)))]
 
 
 async def page_of_ages(
