@@ -1,10 +1,11 @@
 """While Redis is away, new timers are accepted by the ledger alone, and armed as soon as it is back."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from functools import partial
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.api.conftest import done
 from tests.api.harness import running_api
@@ -18,8 +19,9 @@ from timers.client.fleet import Declared
 from timers.core.shapes import IfExists
 from timers.core.spec import NewTimer, TimerChange
 from timers.errors import AlreadyExists, NoProcessor, Unavailable
-from timers.ledger import facts
+from timers.ledger import facts, rows
 from timers.ledger.database import Database
+from timers.ledger.rows import Identity, Row
 from timers.store.callers import Quotas
 from timers.store.servers import connect
 
@@ -59,11 +61,36 @@ async def test_creates_are_accepted_and_armed_later(own: OwnServer, client: Time
         return len(calls) == 1
 
     await eventually(ran, "the due one runs")
-    rows = await agreed(database, fleet.store)
-    assert set(rows) == {"note:before", "note:soon", "note:b0", "note:b1", "note:b2"}
-    assert rows["note:soon"].status == "completed"
-    assert rows["note:soon"].created == made.created_ms
-    assert {rows[name].version for name in ("note:before", "note:b0", "note:b1", "note:b2")} == {1}
+    there = await agreed(database, fleet.store)
+    assert set(there) == {"note:before", "note:soon", "note:b0", "note:b1", "note:b2"}
+    assert there["note:soon"].status == "completed"
+    assert there["note:soon"].created == made.created_ms
+    assert {there[name].version for name in ("note:before", "note:b0", "note:b1", "note:b2")} == {1}
+    await fleet.close()
+
+
+async def test_many_that_wait_are_armed_in_small_steps(
+    own: OwnServer, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand with the largest payloads, armed at once, took a pod half a GiB of memory."""
+    fleet = await Fleet.over(own.url)
+    await fleet.pod(Calls(), ledger=database)
+    await client.create("note", "before", delay="24h")
+    await whole(fleet.store)
+    own.down()
+    client._declared = Declared(fleet.store, fresh_seconds=0)
+    await client.batch([{"prefix": "note", "id": f"b{n}", "delay": "24h"} for n in range(150)])
+    find, steps = rows.find, list[int]()
+
+    async def noted(connection: AsyncConnection, identities: Collection[Identity]) -> dict[Identity, Row]:
+        steps.append(len(identities))
+        return await find(connection, identities)
+
+    monkeypatch.setattr(rows, "find", noted)
+    await own.up()
+    assert len(await agreed(database, fleet.store)) == 151
+    assert sum(steps) >= 150
+    assert max(steps) <= 64
     await fleet.close()
 
 

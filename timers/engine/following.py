@@ -22,7 +22,7 @@ from timers.ledger import rows
 from timers.ledger.database import Database
 from timers.ledger.facts import hold, last_shards
 from timers.ledger.many import execute
-from timers.ledger.rows import Row, save_in
+from timers.ledger.rows import Identity, Row, save_in
 from timers.logs import get_logger
 from timers.store import keys
 from timers.store.following import (
@@ -63,6 +63,9 @@ COPIED: Final = 16
 TOGETHER_BYTES: Final = 1 << 20
 """Records that are written in one transaction. Neighbours in the table lie in many buckets, so a small transaction
 would write the same pages of it again and again; a large one would keep callers waiting."""
+
+_ARMED_TOGETHER: Final = 64
+"""Timers of the ledger that are armed in one step: each has up to 64 KiB, and is in memory in several forms."""
 
 FRESH_SECONDS: Final = 0.3
 """How long `follow` leaves the note of a run that has just begun."""
@@ -216,16 +219,22 @@ class Following:
 
     async def _arm_pending(self, led: Sequence[int]) -> None:
         """Arm timers that callers armed while Redis was away."""
-        for shard in sorted({row.shard for row in await rows.pending(self._database, led)} if led else ()):
+        for shard in sorted({shard for shard, _ in await rows.pending(self._database, led)} if led else ()):
             stage, codes = await founded(self._store, shard), set[str]()
             if stage.is_new:
                 continue  # it lacks more than timers, such as pauses, and gets these with the rest
-            while codes <= _THERE and (page := await rows.pending(self._database, [shard])):
-                became = await restore(self._store, restored(page), life=stage.life)
-                taken = [row for row, code in zip(page, became, strict=True) if code in _THERE]
-                there = [(row.prefix, row.id, row.created) for row in taken]
-                await self._database.do(partial(execute, statement=rows.ARMED, rows=there))
-                codes |= {*became}
+            while codes <= _THERE and (some := await rows.pending(self._database, [shard])):
+                for start in range(0, len(some), _ARMED_TOGETHER):
+                    names = [name for _, name in some[start : start + _ARMED_TOGETHER]]
+                    codes |= await self._arm(names, stage.life)
+
+    async def _arm(self, names: Sequence[Identity], life: str) -> set[str]:
+        """Arm timers as the ledger has them. Returns the codes of `restore`."""
+        found = await self._database.do(partial(rows.find, identities=names), writes=False)
+        became = await restore(self._store, restored(found.values()), life=life)
+        there = [(*row[:2], row.created) for row, code in zip(found.values(), became, strict=True) if code in _THERE]
+        await self._database.do(partial(execute, statement=rows.ARMED, rows=there))
+        return {*became}
 
     async def _follow(self, shard: int) -> bool:
         """Copy what has changed by now. Returns whether there may be more at once, because the shard did not agree with

@@ -183,10 +183,11 @@ async def find(connection: AsyncConnection, identities: Collection[Identity]) ->
     return {(row.prefix, row.id): row for row in map(Row._make, found)}
 
 
-async def pending(database: Database, shards: Collection[int]) -> Sequence[Row]:
-    """Some timers that Redis does not have yet."""
-    asked = sa.select(*_COLUMNS).where(timers.c.pending, timers.c.shard.in_(shards), timers.c.status != PURGED)
-    return [*map(Row._make, await _read(database, asked.limit(SAVED)))]
+async def pending(database: Database, shards: Collection[int]) -> list[tuple[int, Identity]]:
+    """Some timers that Redis does not have yet, each with its shard."""
+    asked = sa.select(timers.c.shard, *_NAME).where(timers.c.pending, timers.c.shard.in_(shards))
+    found = await _read(database, asked.where(timers.c.status != PURGED).limit(SAVED))
+    return [(shard, (prefix, timer_id)) for shard, prefix, timer_id in found]
 
 
 async def waiting(connection: AsyncConnection, identities: Collection[Identity]) -> set[Identity]:
