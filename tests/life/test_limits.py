@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -255,6 +255,38 @@ class TestOrder:
             await arm(sharded, [f"n{number}"], due_at=now_ms + 5 * number)
         await ended(sharded, ids(40))
         assert calls.most[""] == 1
+
+    async def test_a_block_that_arrives_after_the_room_was_announced_holds_nothing_up(
+        self, sharded: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A pod finds no room, and blocks its queue after the other pod has ended its run and let the queue go on."""
+        monkeypatch.setattr(claimer, "FULL_MS", 3_600_000)
+        first, second = (next(i for i in ids(40) if sharded.store.shard_of("note", i) == shard) for shard in (0, 1))
+        held = Held(concurrency=1)
+        let = await sharded.pod(held, name="lets", shard_subset=(0,))
+        wait = await sharded.pod(held, name="waits", shard_subset=(1,))
+        blocking, went_on = asyncio.Event(), asyncio.Event()
+        let_go_on, block_queue = let.store.block, wait.store.block
+
+        async def go_on(shard: int, block_ms: Mapping[str, int]) -> None:
+            await let_go_on(shard, block_ms)
+            if block_ms.get("note") == 0:
+                went_on.set()
+
+        async def block_late(shard: int, block_ms: Mapping[str, int]) -> None:
+            if block_ms and not went_on.is_set():
+                blocking.set()
+                await went_on.wait()
+            await block_queue(shard, block_ms)
+
+        monkeypatch.setattr(let.store, "block", go_on)
+        monkeypatch.setattr(wait.store, "block", block_late)
+        await arm(sharded, [first])
+        await until(lambda: held.ids == [first], "the first runs")
+        await arm(sharded, [second])
+        await blocking.wait()
+        held.release.set()
+        await ended(sharded, [first, second])
 
     async def test_a_failed_timer_is_overtaken_only_while_it_waits(self, fleet: Fleet) -> None:
         """Its next try is due later, so the queue continues."""

@@ -128,10 +128,20 @@ class Claimer:
                 await self._pod.store.block(place, {prefix: 0})  # its pods were told that there is no room
         waits = {ask.prefix: self._after(ask, most, reserved[ask.prefix], used[ask.prefix]) for ask in asks}
         await self._block(shard, waits)
+        await self._look_again(
+            shard, [p for p, each in reserved.items() if each.limits.in_order and waits[p] == FULL_MS]
+        )
 
     async def _block(self, shard: int, waits: Mapping[str, int]) -> None:
         """Every poll would find a queue at its limit due and ask for it again. A short wait is not worth a call."""
         await self._pod.store.block(shard, {prefix: ms for prefix, ms in waits.items() if ms >= FULL_MS})
+
+    async def _look_again(self, shard: int, prefixes: Sequence[str]) -> None:
+        """The run that held the only permit may have ended while its queue was being blocked. Whoever let the queue go
+        on came before the block then, and nobody else would for `FULL_MS`."""
+        for prefix in prefixes:
+            if not await self._pod.permits.in_use(prefix):
+                self._intake.mark_all(shard, prefix, "room")
 
     async def _places(self, shard: int, reserved: Mapping[str, Reservation]) -> dict[str, int]:
         """Where to claim from the queues that may start something. A queue that runs one timer at a time has one order
