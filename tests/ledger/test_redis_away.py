@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from functools import partial
+from typing import NoReturn
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -13,16 +14,22 @@ from tests.api.keyed import new_key
 from tests.engine.fleet import Calls, Fleet, Held
 from tests.engine.own import OwnServer
 from tests.ledger.copies import agreed, in_ledger, say, whole
+from tests.members import declare
+from tests.rights import as_user, grant
 from tests.waiting import eventually
 from timers.client import Armed, TimerClient, client_over, open_store
 from timers.client.fleet import Declared
+from timers.core.model import Status
 from timers.core.shapes import IfExists
 from timers.core.spec import NewTimer, TimerChange
+from timers.engine import comparing
 from timers.errors import AlreadyExists, NoProcessor, Unavailable
 from timers.ledger import facts, rows
 from timers.ledger.database import Database
 from timers.ledger.rows import Identity, Row
+from timers.store import refusals
 from timers.store.callers import Quotas
+from timers.store.queries import counts
 from timers.store.servers import connect
 
 HEADERS, KEY = new_key()
@@ -91,6 +98,40 @@ async def test_many_that_wait_are_armed_in_small_steps(
     assert len(await agreed(database, fleet.store)) == 151
     assert sum(steps) >= 150
     assert max(steps) <= 64
+    await fleet.close()
+
+
+async def test_what_the_redis_user_may_not_arm_holds_up_nothing_else(
+    own: OwnServer, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others waited for as long as more timers than one look finds were refused."""
+    monkeypatch.setattr(rows, "SAVED", 10)
+    monkeypatch.setattr(comparing, "COUNT_SECONDS", 3600.0)
+    fleet = await Fleet.over(own.url, pods_url=as_user(own.url))
+    await declare(fleet.store, "log")
+    await grant(fleet.redis, 0, ("note",))
+    pod = await fleet.pod(Calls(), ledger=database)
+    await client.create("note", "before", delay="24h")
+    await whole(fleet.store)
+
+    async def away(*_armings: object, **_how: object) -> NoReturn:
+        raise Unavailable("cannot reach Redis")
+
+    assert client._store is not None
+    monkeypatch.setattr(client._store, "arm", away)
+    for prefix in ("log", "note"):
+        made = await client.batch([{"prefix": prefix, "id": f"b{n}", "delay": "24h"} for n in range(25)])
+        assert [each.timer.armed for each in made if isinstance(each, Armed)] == [False] * 25
+
+    async def armed(prefix: str, count: int) -> bool:
+        return (await counts(fleet.store)).get(prefix, {}).get(Status.SCHEDULED, 0) == count
+
+    await eventually(partial(armed, "note", 26), "the others are armed")
+    assert await armed("log", 0)
+    assert "log" in pod.store.refusals.lacks
+    monkeypatch.setattr(refusals, "TRY_AGAIN_SECONDS", 0.0)
+    await grant(fleet.redis, 0)
+    await eventually(partial(armed, "log", 25), "they are armed once the user may")
     await fleet.close()
 
 

@@ -219,22 +219,27 @@ class Following:
 
     async def _arm_pending(self, led: Sequence[int]) -> None:
         """Arm timers that callers armed while Redis was away."""
-        for shard in sorted({shard for shard, _ in await rows.pending(self._database, led)} if led else ()):
-            stage, codes = await founded(self._store, shard), set[str]()
+        for shard in sorted({shard for shard, _ in await self._pending(led)} if led else ()):
+            stage, arms = await founded(self._store, shard), True
             if stage.is_new:
                 continue  # it lacks more than timers, such as pauses, and gets these with the rest
-            while codes <= _THERE and (some := await rows.pending(self._database, [shard])):
+            while arms and (some := await self._pending([shard])):
+                arms = False
                 for start in range(0, len(some), _ARMED_TOGETHER):
                     names = [name for _, name in some[start : start + _ARMED_TOGETHER]]
-                    codes |= await self._arm(names, stage.life)
+                    arms |= await self._arm(names, stage.life)
 
-    async def _arm(self, names: Sequence[Identity], life: str) -> set[str]:
-        """Arm timers as the ledger has them. Returns the codes of `restore`."""
+    async def _pending(self, shards: Sequence[int]) -> list[tuple[int, Identity]]:
+        """Some timers to arm. Those that the Redis user may not arm hold up no others."""
+        return await rows.pending(self._database, shards, without=self._store.refusals.waiting)
+
+    async def _arm(self, names: Sequence[Identity], life: str) -> bool:
+        """Arm timers as the ledger has them. Returns whether Redis took any."""
         found = await self._database.do(partial(rows.find, identities=names), writes=False)
         became = await restore(self._store, restored(found.values()), life=life)
         there = [(*row[:2], row.created) for row, code in zip(found.values(), became, strict=True) if code in _THERE]
         await self._database.do(partial(execute, statement=rows.ARMED, rows=there))
-        return {*became}
+        return bool(there)
 
     async def _follow(self, shard: int) -> bool:
         """Copy what has changed by now. Returns whether there may be more at once, because the shard did not agree with

@@ -183,11 +183,13 @@ async def find(connection: AsyncConnection, identities: Collection[Identity]) ->
     return {(row.prefix, row.id): row for row in map(Row._make, found)}
 
 
-async def pending(database: Database, shards: Collection[int]) -> list[tuple[int, Identity]]:
-    """Some timers that Redis does not have yet, each with its shard."""
+async def pending(
+    database: Database, shards: Collection[int], *, without: Collection[str] = ()
+) -> list[tuple[int, Identity]]:
+    """Some timers that Redis does not have yet, each with its shard, `without` those of some prefixes."""
     asked = sa.select(timers.c.shard, *_NAME).where(timers.c.pending, timers.c.shard.in_(shards))
-    found = await _read(database, asked.where(timers.c.status != PURGED).limit(SAVED))
-    return [(shard, (prefix, timer_id)) for shard, prefix, timer_id in found]
+    asked = asked.where(timers.c.status != PURGED, timers.c.prefix.not_in(without))
+    return [(shard, (prefix, timer_id)) for shard, prefix, timer_id in await _read(database, asked.limit(SAVED))]
 
 
 async def waiting(connection: AsyncConnection, identities: Collection[Identity]) -> set[Identity]:

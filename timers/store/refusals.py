@@ -55,6 +55,11 @@ class Refusals:
         return met is not None and time.monotonic() - met[0] < TRY_AGAIN_SECONDS
 
     @property
+    def waiting(self) -> list[str]:
+        """The prefixes to leave alone for now."""
+        return list(filter(self.waits, list(self._lacks)))
+
+    @property
     def lacks(self) -> Mapping[str, str]:
         """What the user was refused, a sentence for each prefix. While timers wait, each try renews it."""
         return _recent(self._lacks, 15.0)
