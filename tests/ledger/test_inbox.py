@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -38,6 +39,10 @@ async def ask(database: Database, id: str, action: str = "create", prefix: str =
 async def left(database: Database) -> int:
     async with database.transaction() as connection:
         return len((await connection.execute(select(inbox.c.seq))).all())
+
+
+async def _are_left(database: Database, count: int) -> bool:
+    return await left(database) == count
 
 
 async def problems(database: Database) -> dict[str, str]:
@@ -286,6 +291,26 @@ async def test_a_later_row_of_a_running_timer_waits_for_nobody(database: Databas
     await until(lambda: pod.seen.inbox["refused"] == 1, "it cannot be cancelled")
     held.release.set()
     assert "is running" in (await problems(database))["a"]
+
+
+async def test_a_row_that_replaces_a_running_timer_waits_for_the_end_of_the_run(
+    database: Database, fleet: Fleet
+) -> None:
+    """It was refused, though a caller had been told that the timer is kept."""
+    held = Held()
+    await fleet.pod(held, ledger=database)
+    await ask(database, "a", delay=0, payload=1)
+    await until(lambda: held.ids == ["a"], "it runs")
+    await ask(database, "a", delay=0, payload=2, if_exists="replace")
+    await ask(database, "b", delay=0)
+    await until(lambda: held.ids == ["a", "b"], "it holds up no other")
+    await eventually(partial(_are_left, database, 1), "the other is done")
+    assert await problems(database) == {}
+    held.release.set()
+    await until(lambda: [timer.payload for timer in held.timers] == [1, None, 2], "it is replaced")
+    assert (await fleet.completed("a")).payload == 2
+    await eventually(partial(_are_left, database, 0), "so is this one")
+    assert await problems(database) == {}
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])

@@ -1,7 +1,7 @@
 """While Redis is away, new timers are accepted by the ledger alone, and armed as soon as it is back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from functools import partial
 from typing import NoReturn
 
@@ -16,13 +16,13 @@ from tests.engine.own import OwnServer
 from tests.ledger.copies import agreed, in_ledger, say, whole
 from tests.members import declare
 from tests.rights import as_user, grant
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.client import Armed, TimerClient, client_over, open_store
 from timers.client.fleet import Declared
 from timers.core.model import Status
 from timers.core.shapes import IfExists
 from timers.core.spec import NewTimer, TimerChange
-from timers.engine import comparing
+from timers.engine import comparing, inbox
 from timers.errors import AlreadyExists, NoProcessor, Unavailable
 from timers.ledger import facts, rows
 from timers.ledger.database import Database
@@ -99,6 +99,39 @@ async def test_many_that_wait_are_armed_in_small_steps(
     assert sum(steps) >= 150
     assert max(steps) <= 64
     await fleet.close()
+
+
+async def test_what_was_replaced_meanwhile_does_not_run_as_it_was(
+    own: OwnServer, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was due before Redis came back, and pods claim at once then."""
+    monkeypatch.setattr(inbox, "CATCH_UP_SECONDS", DEADLINE_SECONDS)
+    fleet = await Fleet.over(own.url)
+    calls = Calls()
+    await fleet.pod(calls, ledger=database)
+    names = [f"n{number}" for number in range(20)]
+    due_ms = await fleet.store.now_ms() + 2000
+    await client.batch([{"prefix": "note", "id": name, "due_at": due_ms, "payload": "before"} for name in names])
+    await whole(fleet.store)
+    own.down()
+    client._declared = Declared(fleet.store, fresh_seconds=0)
+    for name in names:
+        assert not (await client.create("note", name, delay=0, payload="after", if_exists="replace")).armed
+    clock = fleet.store.clock
+    await eventually(partial(_is_past, clock.now_ms, due_ms), "the timers were due")
+    await own.up()
+
+    async def ran() -> bool:
+        return len(calls) >= len(names)
+
+    await eventually(ran, "all have run")
+    assert {(await fleet.completed(name)).payload for name in names} == {"after"}
+    assert [timer.payload for timer in calls.timers] == ["after"] * len(names)
+    await fleet.close()
+
+
+async def _is_past(now_ms: Callable[[], float], due_ms: float) -> bool:
+    return now_ms() > due_ms
 
 
 async def test_what_the_redis_user_may_not_arm_holds_up_nothing_else(

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import Final
@@ -35,8 +35,12 @@ FULL_MS: Final = 500
 
 
 class Claimer:
-    def __init__(self, pod: Pod, intake: Intake, runner: Runner) -> None:
-        self._pod, self._intake, self._runner = pod, intake, runner
+    def __init__(
+        self, pod: Pod, intake: Intake, runner: Runner, catch_up: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """`catch_up` carries out what was accepted while Redis was out of reach."""
+        self._pod, self._intake, self._runner, self._catch_up = pod, intake, runner, catch_up
+        self._caught_up, self._catching_up = -1, asyncio.Lock()
         self._asked = 0
         self._asked_of: Counter[str] = Counter()
         self._unanswered: set[asyncio.Future[None]] = set()
@@ -63,10 +67,19 @@ class Claimer:
         while True:
             await self._intake.wait(limited=limited)
             await self._runner.room_free(lambda: self._asked)
+            await self._after_gap()
             claiming = asyncio.create_task(self._round(limited=limited))
             self._rounds.add(claiming)
             claiming.add_done_callback(self._ended)
             await asyncio.shield(claiming)
+
+    async def _after_gap(self) -> None:
+        """Catch up first: a timer that was replaced meanwhile must not start as it was."""
+        while self._caught_up != (gaps := self._intake.gaps):
+            async with self._catching_up:
+                if self._caught_up < gaps and self._catch_up is not None:
+                    await self._catch_up()
+                self._caught_up = max(self._caught_up, gaps)
 
     def _ended(self, claiming: asyncio.Task[None]) -> None:
         """Log the failure of a round whose turn was cancelled because the other turn failed; nobody else would hear of

@@ -4,6 +4,7 @@ and delete them, in one transaction. Every worker pod does it, side by side.
 A pod may die between Redis and the commit. Then the rows are taken again; their marks in Redis say what was done.
 """
 
+import asyncio
 import time
 from functools import partial
 from typing import Final
@@ -15,13 +16,14 @@ from timers.client.copies import given_back
 from timers.client.inbox import carry_out
 from timers.engine.pod import Pod
 from timers.engine.supervisor import Services, repeat
-from timers.errors import InvalidInput, LedgerUnavailable, TimersError
+from timers.errors import InvalidInput, LedgerUnavailable, Running, TimersError
 from timers.ledger import effects, inbox
-from timers.ledger.bell import listening
+from timers.ledger.bell import Bell, listening
 from timers.ledger.database import Database
 from timers.ledger.inbox import Taken
 from timers.ledger.rows import Row, save_in
 from timers.logs import get_logger
+from timers.store.cooperative import set_within
 from timers.store.following import drop_marks, read_marks
 
 POLL_SECONDS: Final = 0.2
@@ -29,6 +31,16 @@ POLL_SECONDS: Final = 0.2
 
 STALE_SECONDS: Final = 5.0
 """A pod that was stopped for this long after it took rows gives them up: another may have them."""
+
+ASIDE_SECONDS: Final = 0.5
+"""For how long a row is left alone that replaces a running timer. Once the run has ended, it is carried out that
+soon."""
+
+CATCH_UP_SECONDS: Final = 0.7
+"""How long timers wait, after a gap, for what the inbox has: what became due meanwhile must start within a second."""
+
+LOOK_SECONDS: Final = 0.02
+"""The pause between two looks whether other pods have carried out what they have taken."""
 
 FORGET_SECONDS: Final = 60.0
 """How long the mark of a row outlives the row. A pod that was stopped with it is far beyond STALE_SECONDS then."""
@@ -43,6 +55,9 @@ class Inbox:
         self._pod, self._database, self._client = pod, database, client
         self.refused: int | None = None
         """Rows that a person has to look at, as counted a minute ago at most; None before that."""
+        self._aside: dict[int, float] = {}
+        """Rows that wait for the end of a run, by number, and until when this pod leaves them alone."""
+        self._asked, self._caught_up, self._bell = asyncio.Event(), asyncio.Event(), Bell()
 
     @property
     def services(self) -> Services:
@@ -50,11 +65,34 @@ class Inbox:
         return {"inbox": self._run, "inbox_upkeep": partial(repeat, self._keep_up, FORGET_SECONDS)}
 
     async def _run(self) -> None:
-        async with listening(self._database) as bell:
+        async with listening(self._database) as self._bell:
             while True:
-                while await self.drain():
+                asked = self._asked.is_set()
+                while await self.drain() or (asked and await self._others_carry_out()):
                     pass
-                await bell.wait(POLL_SECONDS)
+                if asked:
+                    self._asked.clear()
+                    self._caught_up.set()
+                await self._bell.wait(POLL_SECONDS)
+
+    async def catch_up(self) -> None:
+        """Wait until all pods together have carried out what waits, before timers start that it may replace. Gives up
+        after a moment: then a replacement follows the run."""
+        self._caught_up.clear()
+        self._asked.set()
+        self._bell.ring()
+        await set_within(self._caught_up, CATCH_UP_SECONDS)
+
+    async def _others_carry_out(self) -> bool:
+        if await self._database.do(partial(inbox.has_others, without=self._left_alone()), writes=False):
+            await asyncio.sleep(LOOK_SECONDS)
+            return True
+        return False
+
+    def _left_alone(self) -> list[int]:
+        now = time.monotonic()
+        self._aside = {seq: until for seq, until in self._aside.items() if until > now}
+        return list(self._aside)
 
     async def drain(self, most: int = inbox.TAKEN) -> int:
         """Carry out some rows; returns how many. Raises Unavailable and LedgerUnavailable; nothing is lost then."""
@@ -75,7 +113,7 @@ class Inbox:
 
     async def _drain(self, most: int, connection: AsyncConnection) -> tuple[list[Taken], list[tuple[Taken, str]]]:
         asked_at = time.monotonic()
-        taken = await inbox.take(connection, most)
+        taken = await inbox.take(connection, most, without=self._left_alone())
         if not taken:
             return [], []
         if time.monotonic() - asked_at > STALE_SECONDS:
@@ -91,11 +129,18 @@ class Inbox:
                 raise
             _log.error("row of the inbox failed", seq=taken[0].seq, exc_info=error)
             results = [InvalidInput.of("body", taken[0].body, f"what does not fail with {type(error).__name__}")]
-        problems = [(row, str(each)) for row, each in zip(taken, results, strict=True) if isinstance(each, Exception)]
-        refused = {row.seq for row, _ in problems}
-        done = [row for row in taken if row.seq not in refused]
+        aside, problems, done = list[Taken](), list[tuple[Taken, str]](), list[Taken]()
+        for row, each in zip(taken, results, strict=True):
+            if isinstance(each, Running) and row.action == "create":
+                aside.append(row)
+            elif isinstance(each, Exception):
+                problems.append((row, str(each)))
+            else:
+                done.append(row)
         await save_in(connection, lives, [each for each in results if isinstance(each, Row)])
         await inbox.refuse(connection, problems)
+        await inbox.put_back(connection, aside)  # nobody could tell those who wrote them to try again
+        self._aside |= dict.fromkeys((row.seq for row in aside), time.monotonic() + ASIDE_SECONDS)
         return done, problems
 
     async def _ready(self) -> bool:

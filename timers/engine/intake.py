@@ -95,6 +95,8 @@ class Intake:
         self._holds = Counter[int]()
         self._waiting: set[tuple[int, str, str]] = set()
         self._touches = 0
+        self.gaps = 0
+        """How often Redis was out of reach, or events may have been missed."""
 
     def mark(self, shard: int, prefix: str, number: int = 1) -> None:
         """This pod's own events: take so many more timers from the queue now."""

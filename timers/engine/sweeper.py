@@ -237,6 +237,7 @@ class Sweeper:
     def sweep_everything(self, shards: Collection[int], cause: str = "sweep-gap") -> None:
         """After a gap, whose cause this is: poll these shards at once and mark whatever is due."""
         self._gap = cause
+        self.intake.gaps += 1
         for shard, sweep in self.sweeps.items():
             if shard in shards:
                 sweep.poll_everything()

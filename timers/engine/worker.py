@@ -107,7 +107,7 @@ class Worker:
         self._lifespans = Lifespans(registry.processors)
         self.runner = Runner(pod, self._runs, timers, self._lifespans)
         self._sweeper = Sweeper(pod, self.intake, self.peers, self._canaries)
-        self._claimer = Claimer(pod, self.intake, self.runner)
+        self._claimer = Claimer(pod, self.intake, self.runner, self._catch_up)
         self._hooks = Hooks(pod, self.peers)
         bare = self._build_bare()
         self._listener = Listener(
@@ -182,6 +182,10 @@ class Worker:
         self._inbox = Inbox(self._pod, database, client)
         comparing = Comparing(self._pod, self.peers, database)
         return {"ledger": self.following.run, **comparing.services, **self._inbox.services}
+
+    async def _catch_up(self) -> None:
+        if self._inbox is not None:
+            await self._inbox.catch_up()
 
     def _build_bare(self) -> BareWatch:
         peers, pod = self.peers, self._pod

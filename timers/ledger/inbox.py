@@ -4,7 +4,7 @@ A row is deleted by being taken, in the transaction that carries it out. Nobody 
 committed later may have a lower one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import count
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -59,11 +59,23 @@ async def waits_for(connection: AsyncConnection, identities: Sequence[tuple[str,
     return bool(await execute(connection, _WAITING, identities))
 
 
-async def take(connection: AsyncConnection, most: int = TAKEN) -> list[Taken]:
+async def take(connection: AsyncConnection, most: int = TAKEN, *, without: Collection[int] = ()) -> list[Taken]:
     """Take rows out that no other pod has, oldest first: of each timer only the first, so that the others follow in
-    order. If the transaction is undone they are back."""
-    found = await connection.execute(_TAKE, {"most": most})
+    order. Leaves those `without`, by number. If the transaction is undone they are back."""
+    found = await connection.execute(_TAKE, {"most": most, "without": list(without)})
     return [*map(_taken, sorted(found, key=itemgetter(0)))]
+
+
+async def put_back(connection: AsyncConnection, taken: Iterable[Taken]) -> None:
+    """Put rows back that were taken in this transaction, as they were."""
+    if some := [{name: value for name, value in row._asdict().items() if name in inbox.c} for row in taken]:
+        await connection.execute(inbox.insert(), some)
+
+
+async def has_others(connection: AsyncConnection, without: Collection[int]) -> bool:
+    """Whether there are rows besides these, by number; some pod may be carrying them out."""
+    asked = sa.select(inbox.c.seq).where(inbox.c.seq.not_in(without)).limit(1)
+    return (await connection.execute(asked)).first() is not None
 
 
 async def refuse(connection: AsyncConnection, problems: Sequence[tuple[Taken, str]]) -> None:
@@ -119,7 +131,8 @@ def _text(value: Any) -> str:
 
 _EARLIER: Final = inbox.alias("earlier")
 _OF_IT: Final = sa.and_(_EARLIER.c.prefix == inbox.c.prefix, _EARLIER.c.id == inbox.c.id, _EARLIER.c.seq < inbox.c.seq)
-_FIRSTS: Final = sa.select(inbox.c.seq).where(~sa.exists().where(_OF_IT)).order_by(inbox.c.seq)
+_ASIDE: Final = inbox.c.seq.in_(sa.bindparam("without", expanding=True))
+_FIRSTS: Final = sa.select(inbox.c.seq).where(~_ASIDE, ~sa.exists().where(_OF_IT)).order_by(inbox.c.seq)
 _FREE: Final = _FIRSTS.limit(sa.bindparam("most")).with_for_update(skip_locked=True, of=inbox)
 _TAKE: Final = inbox.delete().where(inbox.c.seq.in_(_FREE)).returning(*inbox.c, now_ms())
 _WAITING: Final = sa.select(inbox.c.seq).where(among(inbox.c.prefix, inbox.c.id))
