@@ -3,6 +3,7 @@ proof."""
 
 import hashlib
 
+import pytest
 from sqlalchemy import select, text
 
 from tests.engine.fleet import Calls, Fleet, Held
@@ -159,8 +160,9 @@ async def test_a_record_that_is_missing_without_a_word_deletes_no_row(fleet: Fle
 
 
 async def test_a_record_that_no_column_can_hold_stops_no_other(fleet: Fleet, database: Database) -> None:
-    for token, spec in ((2**63, b"{}"), (1, b"{\0}")):
-        parts = RecordParts("s", 1, 0, 0, 1, token, 1, 1, spec, b"", ())
+    late = (b"99999999999999999999 x 0 - - - cancelled",)
+    for token, spec, history in ((2**63, b"{}", ()), (1, b"{\0}", ()), (1, b"{}", late)):
+        parts = RecordParts("s", 1, 0, 0, 1, token, 1, 1, spec, b"", history)
         assert row_of(0, "note", "foreign", put_together(parts)) is None
     await fleet.pod(Calls(), ledger=database)
     bad = put_together(RecordParts("x", 1, 0, 0, 1, 2**63, 1, 1, b"{}", b"", ()))
@@ -170,6 +172,15 @@ async def test_a_record_that_no_column_can_hold_stops_no_other(fleet: Fleet, dat
     await changes_left(fleet)
     assert set(await in_ledger(database)) == {"note:a"}
     await fleet.redis.hdel("timers:{0}:rec:00", "note:foreign")
+
+
+@pytest.mark.parametrize("noted", ["rubbish", "x y gone", "1 99999999999999999999 gone"])
+async def test_a_note_that_another_program_wrote_stops_no_other(fleet: Fleet, database: Database, noted: str) -> None:
+    await fleet.pod(Calls(), ledger=database)
+    await fleet.client.create("note", "a", delay="24h")
+    await fleet.redis.hset("timers:{0}:changed", "note:foreign", noted)
+    await changes_left(fleet)
+    assert set(await in_ledger(database)) == {"note:a"}
 
 
 async def test_a_database_that_is_away_stops_no_timer_and_loses_no_change(

@@ -1,9 +1,10 @@
 """While Redis is away, new timers are accepted by the ledger alone, and armed as soon as it is back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+import zlib
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -22,15 +23,17 @@ from timers.client.fleet import Declared
 from timers.core.model import Status
 from timers.core.shapes import IfExists
 from timers.core.spec import NewTimer, TimerChange
-from timers.engine import comparing, inbox
+from timers.engine import comparing, following, inbox
+from timers.engine.peers import weight
 from timers.errors import AlreadyExists, NoProcessor, Unavailable
 from timers.ledger import facts, rows
 from timers.ledger.database import Database
 from timers.ledger.rows import Identity, Row
-from timers.store import refusals
+from timers.store import refusals, restoring
 from timers.store.callers import Quotas
 from timers.store.queries import counts
 from timers.store.servers import connect
+from timers.store.store import Store
 
 HEADERS, KEY = new_key()
 MODES: tuple[IfExists, ...] = ("error", "error", "replace")
@@ -165,6 +168,91 @@ async def test_what_the_redis_user_may_not_arm_holds_up_nothing_else(
     monkeypatch.setattr(refusals, "TRY_AGAIN_SECONDS", 0.0)
     await grant(fleet.redis, 0)
     await eventually(partial(armed, "log", 25), "they are armed once the user may")
+    await fleet.close()
+
+
+async def test_what_redis_armed_without_an_answer_runs_once(
+    own: OwnServer, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has run and was removed before a pod looked at what is to be armed."""
+    fleet = await Fleet.over(own.url)
+    calls = Calls()
+    follows = await fleet.pod(Calls("other"), name="follows", ledger=database)
+    await fleet.pod(calls, name="runs", retention_ms=0)
+    await client.create("note", "before", delay="24h")
+    await whole(fleet.store)
+    await follows.worker._taking.stop()
+    assert client._store is not None
+    arm = client._store.arm
+
+    async def unanswered(*armings: Any, **how: Any) -> NoReturn:
+        await arm(*armings, **how)
+        raise Unavailable("Redis did not answer in time")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client._store, "arm", unanswered)
+        assert not (await client.create("note", "x", delay=0)).armed
+
+    async def removed() -> bool:
+        return calls.ids == ["x"] and await fleet.store.get_one("note", "x") is None
+
+    await eventually(removed, "it has run and was removed")
+    follows.worker._taking.start()
+    there = await agreed(database, fleet.store)
+    assert set(there) == {"note:before"}
+    assert calls.ids == ["x"]
+    await fleet.close()
+
+
+async def test_a_slow_pod_brings_no_removed_timer_back(
+    own: OwnServer, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read what is to be armed. Meanwhile another pod arms it, and a caller removes it."""
+    monkeypatch.setattr(comparing, "COUNT_SECONDS", 3600.0)  # which would repair it
+    fleet = await Fleet.over(own.url)
+    first, *_, last = sorted((f"p{n}" for n in range(10)), key=lambda name: weight(zlib.crc32(name.encode()), 0))
+    slow = await fleet.pod(Calls(), name=first, ledger=database)
+    await client.create("note", "before", delay="24h")
+    await whole(fleet.store)
+    read, go_on, restore = asyncio.Event(), asyncio.Event(), restoring.restore
+
+    async def late(store: Store, records: Any, **how: Any) -> list[str]:
+        if store is slow.store:
+            read.set()
+            await go_on.wait()
+        return await restore(store, records, **how)
+
+    async def away(*_armings: object, **_how: object) -> NoReturn:
+        raise Unavailable("cannot reach Redis")
+
+    monkeypatch.setattr(following, "restore", late)
+    assert client._store is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(client._store, "arm", away)
+        assert not (await client.create("note", "x", delay="24h")).armed
+    await read.wait()
+    await fleet.pod(Calls(), name=last, ledger=database)
+
+    async def armed() -> bool:
+        return await fleet.store.get_one("note", "x") is not None
+
+    async def copied() -> bool:
+        return not await fleet.redis.hlen("timers:{0}:changed")
+
+    await eventually(armed, "the other pod arms it")
+    await client.cancel("note", "x", purge=True)
+    await eventually(copied, "the ledger knows")
+    go_on.set()
+    assert slow.worker.following is not None
+    arm_pending, looked = slow.worker.following._arm_pending, asyncio.Event()
+
+    async def arm_and_tell(led: Sequence[int]) -> None:
+        await arm_pending(led)
+        looked.set()
+
+    monkeypatch.setattr(slow.worker.following, "_arm_pending", arm_and_tell)
+    await looked.wait()  # so the look before has come to its end
+    assert set(await agreed(database, fleet.store)) == {"note:before"}
     await fleet.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.engine.fleet import Calls, Fleet
-from tests.ledger.copies import agreed, in_ledger, in_redis
+from tests.ledger.copies import agreed, in_ledger, in_redis, say
 from timers.client import Armed, TimerClient, client_over, open_store
 from timers.client.copies import keep_facts
 from timers.core.shapes import Durability, IfExists
@@ -202,6 +202,19 @@ async def test_a_purged_name_is_free_again(fleet: Fleet, client: TimerClient, da
         assert await in_ledger(database) == await in_redis(fleet.store)
         await client.cancel("note", "a", purge=True)
         assert await in_ledger(database) == {}
+
+
+async def test_a_name_that_is_free_again_is_in_the_ledger_before_its_removal_is(
+    fleet: Fleet, client: TimerClient, database: Database
+) -> None:
+    """The ledger had only the timer before, which has ended and was removed; a loss would have brought it back."""
+    await client.create("note", "x", delay="24h", payload="old")
+    await say(fleet.store, 0, f"whole {await fleet.store.now_ms()}")
+    await fleet.client.cancel("note", "x", purge=True)  # as a run that ends under a retention of 0
+    made = await client.create("note", "x", delay="48h", payload="new")
+    assert made.durability == "ledger"
+    row = (await in_ledger(database))["note:x"]
+    assert (row.created, "new" in row.spec) == (made.created_ms, True)
 
 
 async def test_without_the_ledger_nothing_is_armed_or_changed(

@@ -64,7 +64,8 @@ def row_of(shard: int, prefix: str, timer_id: str, record: bytes) -> Row | None:
     try:
         parts = taken_apart(record)
         history, newest = b"\n".join(parts.history), parts.history[-1] if parts.history else b""
-        if max(parts[1:8]) >= _COLUMN_LIMIT or b"\0" in parts.spec + parts.progress + history:
+        changed_ms = int(newest.partition(b" ")[0] or parts.created_ms)
+        if max(*parts[1:8], changed_ms) >= _COLUMN_LIMIT or b"\0" in parts.spec + parts.progress + history:
             return None
         return Row(
             prefix,
@@ -78,7 +79,7 @@ def row_of(shard: int, prefix: str, timer_id: str, record: bytes) -> Row | None:
             parts.occurrence,
             parts.due_ms,
             parts.created_ms,
-            int(newest.partition(b" ")[0] or parts.created_ms),
+            changed_ms,
             parts.spec.decode(),
             parts.progress.decode(),
             history.decode(),

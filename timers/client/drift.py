@@ -69,7 +69,7 @@ async def repair(store: Store, database: Database, shard: int, suspects: Suspect
     lacking = {i: row for i, (row, _) in sure.items() if row is not None and i not in older}
     kept = [i for i, row in lacking.items() if not row.gone]
     given = await give(store, database, kept, life) if kept else 0
-    taken = await _take_away(store, {i: row.age for i, row in lacking.items() if row.gone})
+    taken = await remove(store, {i: row.age for i, row in lacking.items() if row.gone})
     await in_redis.note(store, shard, older)
     return Drift(given + taken, len(older))
 
@@ -83,7 +83,7 @@ async def take_away(store: Store, database: Database, shard: int, since_ms: int)
         last = list(page)[-1]
         there = await in_redis.ages(store, shard, page.keys(), noted=True)
         older = {i: page[i].age for i, age in there.items() if age is not None and age < page[i].age}
-        count += await _take_away(store, older)
+        count += await remove(store, older)
     return count
 
 
@@ -146,7 +146,7 @@ async def _newer(database: Database, shard: int, found: Iterable[Record]) -> Sus
     return {identity: (row, age) for identity, (row, age) in pairs.items() if row is None or row.age < age}
 
 
-async def _take_away(store: Store, gone: Mapping[Identity, Age]) -> int:
+async def remove(store: Store, gone: Mapping[Identity, Age]) -> int:
     """Remove timers that are older than their removal, whose age this is; also one that runs. It is written over first,
     as cancelled, so that nobody is told of an end that was told before, and a later timer of that name stays."""
     over = [Restored.of(*identity, cancelled(*age)) for identity, age in gone.items()]

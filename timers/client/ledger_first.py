@@ -158,13 +158,14 @@ class LedgerFirst:
         before: Lives,
     ) -> None:
         """Make the ledger agree with what Redis said: take rows of timers back that Redis did not make, and write those
-        that it had or has changed. Raises Unavailable, without the latter, if it has lost data since `before`."""
+        that it had or has changed, or has made in the place of one whose removal the ledger does not know yet. Raises
+        Unavailable, without the latter, if it has lost data since `before`."""
         wrong, found = [], []
         for arming, reply in zip(armings, replies, strict=True):
             timer = reply.timer
             if (arming.prefix, arming.id) in written and not _is_made(arming, reply):
                 wrong.append((arming.prefix, arming.id, arming.created_ms))
-            if timer is not None and reply.code != "created":
+            if timer is not None and (reply.code != "created" or (arming.prefix, arming.id) not in written):
                 found.append(row_of_timer(self._store, timer))
         if wrong:
             await self._database.do(partial(execute, statement=rows.TAKE_BACK, rows=wrong))

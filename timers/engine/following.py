@@ -7,6 +7,7 @@ nothing, and begins with what the ledger has of it.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from timers.client.copies import DECLARED, enter, give_back, give_facts_back, keep_facts, restored, row_of, share
-from timers.client.drift import take_away
+from timers.client.drift import remove, take_away
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.errors import LedgerUnavailable
@@ -78,6 +79,9 @@ SHARE_SECONDS: Final = 5.0
 CLEAN_SECONDS: Final = 60.0
 TOMBSTONES_MS: Final = 3_600_000
 """How long the row of a removed timer stays, so that a copy of it that comes late finds it."""
+
+_GONE: Final = re.compile(rb"(\d{1,15}) (\d{1,15}) gone")
+"""The note of a removed timer: its creation and its version."""
 
 _THERE: Final = frozenset(("restored", "kept"))
 """Codes of records that Redis has by now."""
@@ -180,7 +184,7 @@ class Following:
                     by_shard.pop(shard)
             self._unlike &= set(led)
             await self._arm_pending(led)  # first, or they would look like timers that were lost
-            agreed = [shard for shard in led if await self._follow(shard)]
+            agreed = [shard for shard in led if await self._follow_within_reach(shard)]
             if time.monotonic() >= help_at:
                 help_at = time.monotonic() + HELP_SECONDS
                 await self._help([shard for shard in self._pod.shards if shard not in led])
@@ -239,7 +243,23 @@ class Following:
         became = await restore(self._store, restored(found.values()), life=life)
         there = [(*row[:2], row.created) for row, code in zip(found.values(), became, strict=True) if code in _THERE]
         await self._database.do(partial(execute, statement=rows.ARMED, rows=there))
+        await self._remove_gone(names)
         return bool(there)
+
+    async def _remove_gone(self, names: Sequence[Identity]) -> None:
+        """Remove what was removed since it was read here: another pod may have armed it meanwhile."""
+        ages = await self._database.do(partial(rows.ages, identities=names), writes=False)
+        if gone := {identity: row.age for identity, row in ages.items() if row.gone}:
+            await remove(self._store, gone)
+
+    async def _follow_within_reach(self, shard: int) -> bool:
+        """As `_follow`; a shard that is out of reach holds up no other."""
+        more = list[bool]()
+
+        async def follow() -> None:
+            more.append(await self._follow(shard))
+
+        return await self._pod.away.reached(shard, follow()) and any(more)
 
     async def _follow(self, shard: int) -> bool:
         """Copy what has changed by now. Returns whether there may be more at once, because the shard did not agree with
@@ -287,9 +307,10 @@ class Following:
         prefix, timer_id = keys.identity_of(note.member)
         if note.record is not None:
             return row_of(shard, prefix, timer_id, note.record)
-        created_ms, version, *gone = note.noted.split(b" ")
-        if not gone:
+        gone = _GONE.fullmatch(note.noted)
+        if gone is None:
             return None
+        created_ms, version = gone.groups()
         # One newer than the state before: the removal itself has no version.
         return rows.tombstone(
             prefix, timer_id, shard, version=int(version) + 1, created=int(created_ms), at_ms=self._now_ms()

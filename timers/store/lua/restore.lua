@@ -5,7 +5,8 @@
 -- bare key if it did. It comes into a db that was empty.
 
 local expected, format, if_exists, cause, looks, tells = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6] == 'look', ARGV[6] == 'tell'
-local jump = tonumber(ARGV[7])  -- not 0: out of the ledger
+local jump = tonumber(ARGV[7])  -- not 0: what the db has lost
+local is_from_ledger = jump ~= 0 or string.find(expected, '/', 1, true)
 local function is_expected() return carries(expected) or string.find(expected, '/', 1, true) and life() == expected end
 if not looks and not is_expected() then return {now_text, 'foreign'} end
 local answer, newest = {now_text}, 0
@@ -41,7 +42,7 @@ end
 
 -- Whether the timer was removed, and the ledger does not know yet.
 local function is_gone(r, member)
-  local created = jump ~= 0 and string.match(call('HGET', root .. 'changed', member) or '', '^(%d+) %d+ gone$')
+  local created = is_from_ledger and string.match(call('HGET', root .. 'changed', member) or '', '^(%d+) %d+ gone$')
   return created and tonumber(created) >= r.created
 end
 
