@@ -10,10 +10,13 @@ import pytest
 
 from tests.clusters import Cluster
 from tests.engine.fleet import Calls, Fleet, Pod, until
+from tests.ledger.copies import in_ledger, whole
+from tests.waiting import eventually
 from timers.client.fleet import Declared
 from timers.engine import peers
 from timers.engine.following import claim_ledger
 from timers.errors import Unavailable
+from timers.ledger import arm
 from timers.ledger.database import Database
 from timers.store import keys
 from timers.store.store import Arming
@@ -111,6 +114,43 @@ async def test_a_pod_starts_while_a_node_is_away(cluster: Cluster, tmp_path: Pat
     await lost.up()
     await replica.up()
     await cluster.heal()
+    await fleet.close()
+    await database.close()
+
+
+async def test_the_ledger_and_its_inbox_go_on_with_the_other_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    await database.upgrade()
+    fleet = await Fleet.over(cluster.url, shards=16)
+    calls = Calls()
+    await fleet.pod(calls, ledger=database)
+    await whole(fleet.store)
+    needed = [await cluster.owner(name) for name in (keys.META, keys.PODS_ROOT)]
+    owners = [await cluster.owner(keys.root(shard)) for shard in range(16)]
+    lost = next(node for node in owners if node not in needed)
+    for node in cluster.nodes:
+        await node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    replica = await cluster.replica_of(lost)
+    replica.down()
+    lost.down()
+    names = [str(number) for number in range(NUMBER)]
+    async with database.transaction() as tx:
+        for name in names:
+            await arm(tx, "note", name, delay=0)
+    there = [name for name in names if owners[fleet.store.shard_of("note", name)] is not lost]
+
+    async def are_completed(some: Iterable[str]) -> bool:
+        rows = await in_ledger(database)
+        return all(f"note:{name}" in rows and rows[f"note:{name}"].status == "completed" for name in some)
+
+    await until(partial(_have_fired, calls, there), "those of the other nodes fire")
+    await eventually(partial(are_completed, there), "the ledger knows")
+    assert set(calls.ids) == set(there)
+    await lost.up()
+    await replica.up()
+    await cluster.heal()
+    await eventually(partial(are_completed, names), "the others follow")
+    assert len(calls) == NUMBER
     await fleet.close()
     await database.close()
 

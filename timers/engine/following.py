@@ -224,14 +224,17 @@ class Following:
     async def _arm_pending(self, led: Sequence[int]) -> None:
         """Arm timers that callers armed while Redis was away."""
         for shard in sorted({shard for shard, _ in await self._pending(led)} if led else ()):
-            stage, arms = await founded(self._store, shard), True
-            if stage.is_new:
-                continue  # it lacks more than timers, such as pauses, and gets these with the rest
-            while arms and (some := await self._pending([shard])):
-                arms = False
-                for start in range(0, len(some), _ARMED_TOGETHER):
-                    names = [name for _, name in some[start : start + _ARMED_TOGETHER]]
-                    arms |= await self._arm(names, stage.life)
+            await self._pod.away.reached(shard, self._arm_pending_of(shard))
+
+    async def _arm_pending_of(self, shard: int) -> None:
+        stage, arms = await founded(self._store, shard), True
+        if stage.is_new:
+            return  # it lacks more than timers, such as pauses, and gets these with the rest
+        while arms and (some := await self._pending([shard])):
+            arms = False
+            for start in range(0, len(some), _ARMED_TOGETHER):
+                names = [name for _, name in some[start : start + _ARMED_TOGETHER]]
+                arms |= await self._arm(names, stage.life)
 
     async def _pending(self, shards: Sequence[int]) -> list[tuple[int, Identity]]:
         """Some timers to arm. Those that the Redis user may not arm hold up no others."""

@@ -6,6 +6,7 @@ A pod may die between Redis and the commit. Then the rows are taken again; their
 
 import asyncio
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -33,8 +34,8 @@ STALE_SECONDS: Final = 5.0
 """A pod that was stopped for this long after it took rows gives them up: another may have them."""
 
 ASIDE_SECONDS: Final = 0.5
-"""For how long a row is left alone that replaces a running timer. Once the run has ended, it is carried out that
-soon."""
+"""For how long a row is left alone that replaces a running timer, or whose shard is out of reach. Once the run has
+ended, or the shard is back, it is carried out that soon."""
 
 CATCH_UP_SECONDS: Final = 0.7
 """How long timers wait, after a gap, for what the inbox has: what became due meanwhile must start within a second."""
@@ -56,7 +57,7 @@ class Inbox:
         self.refused: int | None = None
         """Rows that a person has to look at, as counted a minute ago at most; None before that."""
         self._aside: dict[int, float] = {}
-        """Rows that wait for the end of a run, by number, and until when this pod leaves them alone."""
+        """Rows that cannot be carried out yet, by number, and until when this pod leaves them alone."""
         self._asked, self._caught_up, self._bell = asyncio.Event(), asyncio.Event(), Bell()
 
     @property
@@ -118,6 +119,10 @@ class Inbox:
             return [], []
         if time.monotonic() - asked_at > STALE_SECONDS:
             raise LedgerUnavailable("the ledger took too long to answer")
+        lost = [row for row in taken if self._pod.store.shard_of(row.prefix, row.id) in self._pod.away.shards]
+        if lost:
+            await self._set_aside(connection, lost)
+            taken = [row for row in taken if row not in lost]
         named = [(row.prefix, row.id) for row in taken]
         lives = await given_back(self._pod.store, connection, named)
         try:
@@ -139,9 +144,13 @@ class Inbox:
                 done.append(row)
         await save_in(connection, lives, [each for each in results if isinstance(each, Row)])
         await inbox.refuse(connection, problems)
-        await inbox.put_back(connection, aside)  # nobody could tell those who wrote them to try again
-        self._aside |= dict.fromkeys((row.seq for row in aside), time.monotonic() + ASIDE_SECONDS)
+        await self._set_aside(connection, aside)  # nobody could tell those who wrote them to try again
         return done, problems
+
+    async def _set_aside(self, connection: AsyncConnection, taken: Sequence[Taken]) -> None:
+        """Put rows back and leave them alone for a while, so that they hold up no others."""
+        await inbox.put_back(connection, taken)
+        self._aside |= dict.fromkeys((row.seq for row in taken), time.monotonic() + ASIDE_SECONDS)
 
     async def _ready(self) -> bool:
         """Whether there are rows, and Redis can take them: nobody else may write while this pod has the database."""
