@@ -91,6 +91,24 @@ def test_a_file_that_is_not_there_is_named_and_not_made(
     assert not path.exists()
 
 
+WRONG = ["postgresql+asyncpg://me:hidden@127.0.0.1/shop?sslmode=require", "sqlite+aiosqlite:///ledger.db?mode=ro"]
+WITH_LEDGER = [
+    *(["db", "status"], ["db", "upgrade"], ["ls"], ["doctor"], ["create", "test", "a", "--in", "24h"]),
+    ["serve", "--roles", "worker"],
+]
+
+
+@pytest.mark.parametrize("command", WITH_LEDGER, ids=" ".join)
+@pytest.mark.parametrize("url", [*WRONG, "postgresql+asyncpg://me:hidden@127.0.0.1:99999/shop"])
+def test_a_url_that_no_driver_accepts_is_one_line_that_names_it(
+    timers: CommandLine, url: str, command: list[str]
+) -> None:
+    timers.monkeypatch.setenv("TIMERS_LEDGER_URL", url)
+    line = timers(*command).refusal()
+    assert line.startswith("timers: TIMERS_LEDGER_URL: the ")
+    assert "hidden" not in line
+
+
 def test_shards_that_no_pod_has_copied_yet_are_shown(filled: CommandLine) -> None:
     assert filled("db", "status", "-o", "json").json["shards_behind"] == ["0 (restore, 0 %)"]
 

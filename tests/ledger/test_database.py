@@ -87,6 +87,53 @@ async def test_psycopg_and_a_missing_driver() -> None:
         Database("postgresql+pg8000://x/y")
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (
+            "postgresql+asyncpg://u:hidden@127.0.0.1/x?sslmode=require",
+            "'sslmode' is not accepted; .+ as in ssl=require",
+        ),
+        (
+            "postgresql+asyncpg://u:hidden@127.0.0.1/x?foo=1",
+            "'foo' is not accepted; postgresql\\+asyncpg knows no such",
+        ),
+        (
+            "postgresql+psycopg://u:hidden@127.0.0.1/x?foo=1",
+            "'foo' is not accepted; postgresql\\+psycopg knows no such",
+        ),
+        ("sqlite+aiosqlite:////f?timeout=abc", "'timeout' is not accepted; sqlite"),
+        ("sqlite+aiosqlite:////f?mode=ro", "'mode' is not accepted; sqlite"),
+        ("postgresql+asyncpg://u:hidden@127.0.0.1:abc/x", "the given value is not accepted; expected postgresql"),
+        ("postgresql+asyncpg://u:hidden@127.0.0.1:99999/x", "the given value is not accepted; expected postgresql"),
+        ("postgresql+psycopg://u:hidden@127.0.0.1:0/x", "the given value is not accepted; expected postgresql"),
+        ("postgresql+asyncpg://u:hidden@/x?host=/run&port=abc", "the given value is not accepted; expected postgresql"),
+    ],
+)
+def test_what_is_wrong_in_the_url_is_said_before_anything_is_opened(url: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^TIMERS_LEDGER_URL: .*{said}") as caught:
+        Database(url)
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "end", [f"@{'x' * 64}/x", "@127.0.0.1/x?command_timeout=soon", "@/x?host=/run&connection_class=x"]
+)
+async def test_what_only_the_driver_finds_in_the_url_is_no_outage(end: str) -> None:
+    database = Database(f"postgresql+asyncpg://u:hidden{end}")
+    with pytest.raises(ConfigurationError, match=r"^TIMERS_LEDGER_URL: its driver does not accept it: ") as caught:
+        await database.ping()
+    assert "hidden" not in str(caught.value)
+    await database.close()
+
+
+async def test_options_that_a_driver_knows_are_given_to_it() -> None:
+    for driver, option in (("asyncpg", "ssl=disable"), ("asyncpg", "timeout=3"), ("psycopg", "sslmode=disable")):
+        database = Database(f"{postgres.new_database(driver)}&{option}")
+        await database.state()
+        await database.close()
+
+
 async def test_a_database_that_is_away_is_one_error_without_the_password(tmp_path: Path) -> None:
     for url in (f"sqlite+aiosqlite:///{tmp_path}/none/x.db", "postgresql+asyncpg://u:secret@127.0.0.1:1/x"):
         database = Database(url)

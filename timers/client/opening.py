@@ -1,6 +1,7 @@
 """Owns opening the store of a db that a pod or a command is to use, and which durabilities it can give."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, get_args
 
 from timers.core.shapes import Durability
@@ -38,17 +39,28 @@ async def open_redis(url: str, settings: Settings, *, joins: bool = False) -> St
         raise ConfigurationError(str(FieldError("TIMERS_FORMAT", str(settings.format), f"a number from 1 to {READS}")))
     connections = connect(url)
     try:
-        store = await open_store(connections, shards=settings.shards)
+        with _naming(url):
+            store = await open_store(connections, shards=settings.shards)
         store.identity.newest = settings.format or READS
         await _recall_shards(store, settings, joins=joins)
-        if joins:
-            await store.identity.join()
-    except BaseException as error:
+        with _naming(url):
+            if joins:
+                await store.identity.join()
+    except BaseException:
         await connections.close()
-        if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
-            raise
-        raise ConfigurationError(f"TIMERS_REDIS_URL: {redacted(url)} cannot be used: {error}") from error
+        raise
     return store
+
+
+@contextmanager
+def _naming(url: str) -> Iterator[None]:
+    """Raises ConfigurationError, which names the setting, for everything that fails there."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"TIMERS_REDIS_URL: {redacted(url)} cannot be used: {error}") from error
 
 
 async def _recall_shards(store: Store, settings: Settings, *, joins: bool) -> None:

@@ -1,12 +1,13 @@
 """Owns the connection to the ledger's database: how it is opened, its errors, and the state of its tables."""
 
 import asyncio
+import inspect
 import os
 import re
 import socket
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from math import inf
 from pathlib import Path
@@ -16,11 +17,12 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, event, false, make_url, text, update
+from sqlalchemy import URL, Connection, event, false, make_url, text, update
+from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from timers.errors import ConfigurationError, LedgerUnavailable
+from timers.errors import ConfigurationError, LedgerUnavailable, shown
 from timers.ledger.inbox import set_notify, waited_ms
 from timers.ledger.schema import UPGRADE, VERSION_TABLE, metadata, timers
 from timers.ledger.sqlite import SqliteFile, begin
@@ -47,6 +49,8 @@ CONNECTIONS: Final = 8
 
 SQLITE: Final = (3, 35)
 """Earlier ones know no RETURNING, and take too few parameters in a statement."""
+
+MAX_PORT: Final = 65_535
 
 _MIGRATIONS: Final = Path(__file__).with_name("migrations")
 _ERRORS: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, sqlite3.Error, OSError, TimeoutError)
@@ -261,22 +265,69 @@ def _upgrade(connection: Connection, *, notify: bool) -> None:
 def _engine(url: str, file: SqliteFile) -> AsyncEngine:
     try:
         parsed = make_url(url)
-        if parsed.get_backend_name() == "sqlite":
-            if sqlite3.sqlite_version_info < SQLITE:
-                has = sqlite3.sqlite_version
-                raise ConfigurationError(f"TIMERS_LEDGER_URL: Python has SQLite {has}; expected 3.35 or later")
-            # One connection: SQLite has one writer, and 16 that compete for it are slower than one.
-            options = {"timeout": BUSY_SECONDS, "factory": file.open}
-            engine = create_async_engine(parsed, connect_args=options, pool_size=1, max_overflow=0)
-            event.listen(engine.sync_engine, "begin", begin)
-            return engine
-        options = _UNPREPARED[parsed.get_driver_name()]
-        return create_async_engine(parsed, connect_args=options, pool_size=CONNECTIONS, max_overflow=0)
-    except (ArgumentError, NoSuchModuleError, KeyError):
+        engine = _sqlite(parsed, file) if parsed.get_backend_name() == "sqlite" else _postgresql(parsed)
+    except (ArgumentError, NoSuchModuleError, KeyError, ValueError):
         raise ConfigurationError(f"TIMERS_LEDGER_URL: the given value is not accepted; expected {LEDGER_URL}") from None
     except ImportError as error:
         rule = "is missing: pip install 'redis-timers[ledger]'"
         raise ConfigurationError(f"TIMERS_LEDGER_URL: the package {error.name} {rule}") from error
+    event.listen(engine.sync_engine, "do_connect", _connect)
+    return engine
+
+
+def _sqlite(url: URL, file: SqliteFile) -> AsyncEngine:
+    if sqlite3.sqlite_version_info < SQLITE:
+        raise ConfigurationError(
+            f"TIMERS_LEDGER_URL: Python has SQLite {sqlite3.sqlite_version}; expected 3.35 or later"
+        )
+    _check_options(url, ())
+    # One connection: SQLite has one writer, and 16 that compete for it are slower than one.
+    options = {"timeout": BUSY_SECONDS, "factory": file.open}
+    engine = create_async_engine(url, connect_args=options, pool_size=1, max_overflow=0)
+    event.listen(engine.sync_engine, "begin", begin)
+    return engine
+
+
+def _postgresql(url: URL) -> AsyncEngine:
+    """Raises ValueError for a port that is none."""
+    if url.port is not None and not 0 < url.port <= MAX_PORT:
+        raise ValueError(url.port)
+    driver = url.get_driver_name()
+    options = _UNPREPARED[driver]
+    _check_options(url, _asyncpg_options() if driver == "asyncpg" else _psycopg_options())
+    return create_async_engine(url, connect_args=options, pool_size=CONNECTIONS, max_overflow=0)
+
+
+def _check_options(url: URL, known: Collection[str]) -> None:
+    """Raises ConfigurationError for an option that its driver does not know. A driver would refuse it at the first
+    connection, or ignore it."""
+    for name in url.query:
+        if name not in known:
+            is_ssl = name == "sslmode" and "ssl" in known
+            rule = "calls it ssl, as in ssl=require" if is_ssl else "knows no such option"
+            raise ConfigurationError(
+                f"TIMERS_LEDGER_URL: the option {shown(name)} is not accepted; {url.drivername} {rule}"
+            )
+
+
+def _asyncpg_options() -> Collection[str]:
+    from asyncpg import connect  # noqa: PLC0415 (with SQLite nobody needs it)
+
+    return {*inspect.signature(connect).parameters, "prepared_statement_cache_size"}
+
+
+def _psycopg_options() -> Collection[str]:
+    from psycopg.pq import Conninfo  # noqa: PLC0415 (not every ledger has this driver)
+
+    return {option.keyword.decode() for option in Conninfo.get_defaults()}
+
+
+def _connect(dialect: Dialect, _record: object, given: Any, options: Any) -> Any:
+    """A connection. Raises ConfigurationError for a value in the URL that only its driver can judge."""
+    try:
+        return dialect.connect(*given, **options)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigurationError(f"TIMERS_LEDGER_URL: its driver does not accept it: {error}") from error
 
 
 @contextmanager
