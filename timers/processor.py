@@ -269,7 +269,7 @@ def _at(path: str, named: str) -> list[Processor]:
         raise ConfigurationError(f"{named}, but `timers` is the service's own package; give your module another name")
     try:
         module = importlib.import_module(module_name)  # noqa: TID251 (the operator names it)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end the process
         raise ConfigurationError(f"{named}, which cannot be imported: {type(error).__name__}: {error}") from error
     if not attribute:
         return in_module(module, named)
@@ -293,7 +293,7 @@ def _made_by(factory: Callable[[], Any], named: str) -> list[Processor]:
         found = list(made) if isinstance(made, Iterable) else [made]
     except ConfigurationError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigurationError(f"{named}, which raised {said}; {_MADE}") from error
     for each in found:

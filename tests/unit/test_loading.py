@@ -100,6 +100,22 @@ class TestLoad:
         name = module("plugin_that_breaks", "1 / 0")
         assert complaint(name).endswith("which cannot be imported: ZeroDivisionError: division by zero")
 
+    @pytest.mark.parametrize(
+        ("source", "said"),
+        [
+            ("import sys\nsys.exit(0)", "SystemExit: 0"),
+            ("import argparse\nargparse.ArgumentParser().parse_args(['x'])", "SystemExit: 2"),
+        ],
+    )
+    def test_a_module_that_ends_the_process_is_named(self, module: WriteModule, source: str, said: str) -> None:
+        name = module(f"plugin_that_ends_{said[-1]}", source)
+        assert complaint(name) == f"TIMERS_PROCESSORS names {name!r}, which cannot be imported: {said}"
+
+    def test_a_module_can_be_interrupted(self, module: WriteModule) -> None:
+        name = module("plugin_that_waits", "raise KeyboardInterrupt")
+        with pytest.raises(KeyboardInterrupt):
+            load([name])
+
     @pytest.mark.parametrize("path", ["", ":serve", ".relative"])
     def test_an_impossible_path_is_named(self, path: str) -> None:
         assert f"TIMERS_PROCESSORS names {path!r}, which cannot be imported" in complaint(path)
@@ -131,6 +147,7 @@ class TestLoad:
             ("return 1 / 0", "raised ZeroDivisionError: division by zero"),
             ("yield 1 / 0", "raised ZeroDivisionError: division by zero"),
             ("raise OSError('two\\nlines')", "raised OSError: two lines"),
+            ("raise SystemExit(0)", "raised SystemExit: 0"),
             ("return None", "returned nothing"),
             ("return 7", "returned 7"),
             ("return [7]", "returned [7]"),
