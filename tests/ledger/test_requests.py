@@ -60,11 +60,20 @@ async def test_bad_values_are_refused_before_anything_is_written(database: Datab
     async with database.transaction() as connection:
         with pytest.raises(InvalidInput, match="delay: 'soon'"):
             await arm(connection, "note", "a", delay="soon")
+        with pytest.raises(InvalidInput, match=r"due_at: '2099-01-01.*expected a time at most 10 years ahead"):
+            await arm(connection, "note", "a", due_at="2099-01-01T00:00:00Z")
         with pytest.raises(InvalidInput, match=r"prefix: 'timers\.x'"):
             await arm(connection, "timers.x", "a", delay="1h")
         with pytest.raises(InvalidInput, match=r"prefix: 'No'.*id: ''"):
             await cancel(connection, "No", "")
     assert await rows(database) == []
+
+
+@pytest.mark.parametrize("action", ["create", "change", "reschedule"])
+def test_no_statement_asks_for_a_time_that_the_inbox_would_refuse(action: Any) -> None:
+    assert statement("note", "a", action=action, due_at=datetime.now(UTC) + timedelta(days=3_652))
+    with pytest.raises(InvalidInput, match=r"^due_at: .*expected a time at most 10 years ahead$"):
+        statement("note", "a", action=action, due_at=datetime.now(UTC) + timedelta(days=3_654))
 
 
 FIELDS: list[dict[str, Any]] = [

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Self, TypeVar, cast
 
 from pydantic import AfterValidator, ConfigDict, PrivateAttr, StrictBool, WithJsonSchema
 
-from timers.client.planning import REASONS, own_due_ms, refusal
+from timers.client.planning import REASONS, refusal
 from timers.core import shapes
 from timers.core.answers import ActionAnswer, RefusedTimer
 from timers.core.decide import was_skipped
@@ -28,7 +28,7 @@ from timers.core.hooks import ids_of_calls
 from timers.core.limits import Rate
 from timers.core.model import Status, Timer
 from timers.core.shapes import Action
-from timers.core.spec import TimerChange
+from timers.core.spec import TimerChange, own_due_ms
 from timers.errors import FieldError, InvalidInput, TimersError, Unavailable, shown
 from timers.store.filters import Filter
 from timers.store.listing import check_cursor, read_page, read_pages

@@ -28,7 +28,6 @@ from timers.client.planning import (
     accepted,
     armed,
     changed_progress,
-    own_due_ms,
     plan,
     refusal,
     tried,
@@ -38,7 +37,7 @@ from timers.core.fields import check_callers_prefix, check_id, check_prefix, che
 from timers.core.hooks import CALLS
 from timers.core.model import Status, Timer
 from timers.core.shapes import Action, Durability
-from timers.core.spec import NewTimer, TimerChange
+from timers.core.spec import NewTimer, TimerChange, own_due_ms
 from timers.embedded import reachable_url
 from timers.errors import InvalidInput, NoProcessor, Running, Unavailable
 from timers.logs import get_logger

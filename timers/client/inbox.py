@@ -7,11 +7,11 @@ from typing import Final
 
 from timers.client.client import TimerClient
 from timers.client.copies import row_of_timer
-from timers.client.planning import REASONS, Reason, armed, own_due_ms, plan, tried
+from timers.client.planning import REASONS, Reason, armed, plan, tried
 from timers.core.calls import Armed
 from timers.core.durations import parse_time
 from timers.core.model import Timer
-from timers.core.spec import Request, TimerChange, read_request
+from timers.core.spec import Request, TimerChange, own_due_ms, read_request
 from timers.errors import NotFound
 from timers.ledger.facts import Lives
 from timers.ledger.inbox import Taken

@@ -8,11 +8,11 @@ from typing import Final, Literal, ParamSpec, TypeVar
 from timers.core.calls import Armed, NewTimerFields
 from timers.core.cron import next_after
 from timers.core.decide import start
-from timers.core.durations import Duration, format_time, parse_time, within_reach
+from timers.core.durations import format_time
 from timers.core.model import NO_PROGRESS, Progress, Status, Timer
 from timers.core.policies import Repeat
 from timers.core.shapes import Durability
-from timers.core.spec import NewTimer, Spec, TimerChange
+from timers.core.spec import NewTimer, TimerChange, own_due_ms
 from timers.errors import (
     AlreadyExists,
     EditLocked,
@@ -76,16 +76,6 @@ def _require_before_end(repeat: Repeat, due_ms: int) -> None:
     if repeat.until_ms is not None and due_ms > repeat.until_ms:
         rule = f"a time at or after the first run, which would be due {format_time(due_ms)}"
         raise InvalidInput.of("repeat.until", repeat.until, rule)
-
-
-def own_due_ms(spec: Spec, now_ms: float) -> int | None:
-    """The due time that a new timer or a change gives itself, in epoch ms; None if it gives none."""
-    if spec.due_at is not None:
-        return within_reach(parse_time(spec.due_at, "due_at"), now_ms, "due_at", spec.due_at)
-    if spec.delay is not None:
-        due_ms = Duration.parse(spec.delay, "delay").add_to(round(now_ms))
-        return within_reach(due_ms, now_ms, "delay", spec.delay)
-    return None
 
 
 def changed_progress(current: Timer, change: TimerChange, due_ms: int | None) -> Progress | None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, StrictStr, WithJsonSchema
 
 from timers.core import shapes
+from timers.core.durations import Duration, parse_time, within_reach
 from timers.core.fields import (
     AnyDuration,
     CallersPrefix,
@@ -133,6 +134,16 @@ class Spec(StrictModel):
         if self.metadata:
             kept["metadata"] = self.metadata
         return kept
+
+
+def own_due_ms(spec: Spec, now_ms: float) -> int | None:
+    """The due time that a new timer or a change gives itself, in epoch ms; None if it gives none."""
+    if spec.due_at is not None:
+        return within_reach(parse_time(spec.due_at, "due_at"), now_ms, "due_at", spec.due_at)
+    if spec.delay is not None:
+        due_ms = Duration.parse(spec.delay, "delay").add_to(round(now_ms))
+        return within_reach(due_ms, now_ms, "delay", spec.delay)
+    return None
 
 
 class PutTimer(Spec):

@@ -1,6 +1,7 @@
 """Owns what an application asks for in its own SQL transaction: a row of the inbox, which exists only if the
 transaction is committed. Pods carry it out a moment later."""
 
+import time
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final, Literal, LiteralString, Unpack, overload
 
@@ -9,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from timers.core.calls import After, At, ByCron, ByLadder, ChangeFields, Delay, Time
-from timers.core.spec import Plain, Requested, check_request
+from timers.core.spec import Plain, Requested, check_request, own_due_ms
 from timers.errors import InvalidInput
 from timers.ids import new_id
 from timers.ledger.schema import inbox
@@ -126,6 +127,9 @@ def statement(
 def _row(action: Requested, prefix: str, id: str | None, fields: Mapping[str, Any]) -> dict[str, str]:
     given = new_id() if id is None and action == "create" else id
     request = check_request(prefix, given, action, fields)
+    spec = request.change if request.new is None else request.new
+    if spec is not None:
+        own_due_ms(spec, time.time() * 1000)  # raises for one that is too far ahead
     return {"prefix": prefix, "id": given or "", "action": action, "body": request.body}
 
 
