@@ -168,7 +168,8 @@ async def dev(settings: Settings, announce: Announce) -> int:
 
 
 async def _serve(settings: Settings, url: str, redis: str, announce: Announce, stopping: Stopping) -> int:
-    registry = load(settings.processors, only=settings.served, builtin=settings.loaded)
+    targets = dict(settings.webhook_targets)
+    registry = load(settings.processors, only=settings.served, builtin=settings.loaded, targets=targets)
     async with AsyncExitStack() as ends:
         join = partial(open_redis, url, settings, joins="worker" in settings.roles)
         store = await _tried(join, settings, stopping)

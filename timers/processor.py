@@ -219,17 +219,25 @@ def _overlap(one: str, other: str) -> bool:
     return owner(one, (other,)) is not None or owner(other, (one,)) is not None
 
 
-def load(paths: Iterable[str] = (), *, only: Iterable[str] = (), builtin: Collection[str] | None = None) -> Registry:
+def load(
+    paths: Iterable[str] = (),
+    *,
+    only: Iterable[str] = (),
+    builtin: Collection[str] | None = None,
+    targets: Iterable[str] = (),
+) -> Registry:
     """The processors that `find` finds. Two of your own with the same prefix raise ConfigurationError too."""
-    return Registry([found for found, _ in find(paths, builtin)], only)
+    return Registry([found for found, _ in find(paths, builtin, targets)], only)
 
 
-def find(paths: Iterable[str] = (), builtin: Collection[str] | None = None) -> list[tuple[Processor, str]]:
+def find(
+    paths: Iterable[str] = (), builtin: Collection[str] | None = None, targets: Iterable[str] = ()
+) -> list[tuple[Processor, str]]:
     """The processors of the installed entry points and those at `paths` (`package.module` or `package.module:object`;
     the working directory is searched too), each with where it was found. Of the built-in ones, only those that
     `builtin` names (None: all). The object is a processor, or a function without parameters that returns several. Your
-    own processor replaces a built-in one with the same prefix. Raises ConfigurationError, which names what cannot be
-    loaded."""
+    own processor replaces a built-in one with the same prefix; a prefix of `targets` must have neither. Raises
+    ConfigurationError, which names what cannot be loaded."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -243,9 +251,19 @@ def find(paths: Iterable[str] = (), builtin: Collection[str] | None = None) -> l
         else:
             source = f"entry point of {point.dist.name} {point.dist.version}" if point.dist else "entry point"
             own |= {id(p): (p, source) for p in _of_point(point)}
-    replaced = {found.prefix for found, _ in own.values()}
-    chosen = [p for point in _chosen(built_in, builtin) for p in _of_point(point) if p.prefix not in replaced]
+    replaced = {found.prefix: found.origin for found, _ in own.values()}
+    points = _chosen(built_in, builtin)
+    _check_targets(targets, {**{point.name: point.value for point in points}, **replaced})
+    chosen = [p for point in points for p in _of_point(point) if p.prefix not in replaced]
     return [*own.values(), *((p, "built in") for p in chosen)]
+
+
+def _check_targets(targets: Iterable[str], origins: Mapping[str, str]) -> None:
+    """Raises ConfigurationError if timers of a prefix would be called and also run by a processor."""
+    for prefix in targets:
+        if prefix in origins:
+            rule = f"a prefix that has no processor; this one has {origins[prefix]}"
+            raise ConfigurationError(str(FieldError("TIMERS_WEBHOOK_TARGETS", shown(prefix), rule)))
 
 
 def _chosen(built_in: Mapping[str, EntryPoint], names: Collection[str] | None) -> list[EntryPoint]:

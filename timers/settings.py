@@ -84,6 +84,9 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+WEBHOOK: Final = "webhook"
+"""The built-in processor that also makes those of TIMERS_WEBHOOK_TARGETS."""
+
 _LISTED: Final = values.from_text(values.parts)
 Milliseconds = Annotated[int, values.from_text(parse_ms)]
 
@@ -243,8 +246,10 @@ class Settings(BaseModel):
 
     @property
     def loaded(self) -> tuple[str, ...] | None:
-        """The built-in processors to load; hooks and alarms go out whatever TIMERS_BUILTIN says."""
-        return self.builtin if self.builtin is None or not self.requested_hooks else (*self.builtin, HOOK)
+        """The built-in processors to load; hooks and alarms go out, and targets are called, whatever TIMERS_BUILTIN
+        says."""
+        needed = [name for name, asked in ((HOOK, self.requested_hooks), (WEBHOOK, self.webhook_targets)) if asked]
+        return None if self.builtin is None else (*self.builtin, *needed)
 
     @property
     def served(self) -> tuple[str, ...]:

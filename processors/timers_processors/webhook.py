@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from yarl import URL
 
 from timers import Context, Done, Fail, Processor, Timer, processor
-from timers.settings import Settings, load_worker_settings
+from timers.settings import WEBHOOK, Settings, load_worker_settings
 from timers_processors.addresses import Lookup
 from timers_processors.calling import Call, HttpClient, accepted, signature
 from timers_processors.targets import Targets
@@ -38,10 +38,11 @@ _OURS: Final = re.compile(
 
 
 def processors(hooks: "WebHooks | None" = None) -> Iterator[Processor]:
-    """`webhook`, whose payload names the URL, and one for each prefix that TIMERS_WEBHOOK_TARGETS maps to a URL. They
-    share their connections."""
+    """`webhook`, whose payload names the URL, unless TIMERS_BUILTIN leaves it out, and one for each prefix that
+    TIMERS_WEBHOOK_TARGETS maps to a URL. They share their connections."""
     hooks = hooks or WebHooks(load_worker_settings())
-    yield hooks.processor("webhook", None)
+    if hooks.settings.builtin is None or WEBHOOK in hooks.settings.builtin:
+        yield hooks.processor(WEBHOOK, None)
     for prefix, url in hooks.settings.webhook_targets:
         yield hooks.processor(prefix, URL(url.get_secret_value()))
 

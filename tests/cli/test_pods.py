@@ -328,6 +328,7 @@ def test_a_port_in_use_is_named(start: Start, server: EmbeddedServer) -> None:
         ({}, "TIMERS_REDIS_URL"),
         ({"TIMERS_REDIS_URL": "redis+cluster://127.0.0.1:1"}, "TIMERS_REDIS_URL"),
         ({"TIMERS_PROCESSORS": "no.such.module"}, "TIMERS_PROCESSORS"),
+        ({"TIMERS_WEBHOOK_TARGETS": "log=https://example.org"}, "TIMERS_WEBHOOK_TARGETS: 'log' is not accepted"),
         ({"TIMERS_PREFIXES": "nope"}, "TIMERS_PREFIXES: 'nope' is not accepted"),
         ({"TIMERS_HTTP_HOST": "host.invalid", "TIMERS_INSECURE": "1"}, "TIMERS_HTTP_HOST"),
         ({"TIMERS_HTTP_HOST": "0.0.0.0"}, "TIMERS_API_KEYS"),
@@ -342,7 +343,7 @@ def test_an_unusable_setting_at_startup_is_one_line(
     start: Start, server: EmbeddedServer, redis: Redis, settings: dict[str, str], named: str
 ) -> None:
     redis.hset("timers:meta", mapping={"format": "1", "shards": "1", "epoch": "e", "armed": "1"})
-    reached = ("HTTP_HOST", "SHARD_SUBSET", "SHARDS", "FORMAT", "PROCESSORS", "PREFIXES")
+    reached = ("HTTP_HOST", "SHARD_SUBSET", "SHARDS", "FORMAT", "PROCESSORS", "PREFIXES", "WEBHOOK_TARGETS")
     url = {"TIMERS_REDIS_URL": server.url} if {f"TIMERS_{name}" for name in reached} & set(settings) else {}
     port = {"TIMERS_HTTP_PORT": "0" if "TIMERS_HTTP_PORT" not in settings else ""}
     pod = start("serve", **{"TIMERS_START_TIMEOUT": "300ms", **port, **url, **settings})

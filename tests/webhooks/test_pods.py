@@ -1,6 +1,7 @@
 """Web hooks of real pods: retries, a receiver or a pod that dies in between, and a target that slows no other."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ from aiohttp import web
 
 from tests.engine.fleet import Fleet, notes, until
 from tests.webhooks.receivers import hang, receiving, settings, speaking
+from timers.errors import ConfigurationError
 from timers.processor import load
+from timers.settings import load_settings
 from timers_processors.targets import Targets
 from timers_processors.webhook import WebHooks, processors
 
@@ -99,7 +102,28 @@ async def test_a_target_that_hangs_starves_no_other(fleet: Fleet) -> None:
         await fleet.drain(pod)
 
 
-def test_prefixes_of_the_settings_are_declared_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIMERS_WEBHOOK_TARGETS", "partner=https://partner.example/in,billing=https://billing.example")
-    assert {"webhook", "partner", "billing"} <= set(load().declared)
-    assert {"partner", "billing"}.isdisjoint(load(builtin=["log"]).declared)
+TARGETS = {"TIMERS_WEBHOOK_TARGETS": "partner=https://partner.example/in,billing=https://billing.example"}
+
+
+@pytest.mark.parametrize(("builtin", "others"), [("all", {"log", "send-message", "webhook"}), ("log", {"log"})])
+def test_prefixes_of_the_settings_are_declared_like_any_other(
+    monkeypatch: pytest.MonkeyPatch, builtin: str, others: set[str]
+) -> None:
+    for name, value in {**TARGETS, "TIMERS_BUILTIN": builtin}.items():
+        monkeypatch.setenv(name, value)
+    found = load_settings()
+    registry = load(builtin=found.loaded, targets=dict(found.webhook_targets))
+    assert set(registry.declared) == {"partner", "billing", *others}
+
+
+def test_a_prefix_that_has_a_processor_is_no_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "billing_of_ours.py").write_text(
+        "from timers import processor\n@processor('billing')\nasync def bill(timer, context): ...\n"
+    )
+    refused = "TIMERS_WEBHOOK_TARGETS: '{}' is not accepted; expected a prefix that has no processor; this one has {}"
+    for prefix, origin in (("billing", "billing_of_ours:bill"), ("log", "timers_processors.log:log")):
+        with pytest.raises(ConfigurationError) as caught:
+            load(["billing_of_ours"], targets=["partner", prefix])
+        assert str(caught.value) == refused.format(prefix, origin)
+    assert "log" not in load(builtin=["send-message"], targets=["log"]).declared

@@ -200,7 +200,7 @@ def config(context: typer.Context, output: Output = "table") -> None:
 
 
 def _processors(settings: Settings) -> list[dict[str, Any]]:
-    found = find(settings.processors, settings.loaded)
+    found = find(settings.processors, settings.loaded, dict(settings.webhook_targets))
     registry = Registry([each for each, _ in found], settings.served)
     registry.check_only()
     sources = {each.prefix: source for each, source in found}
