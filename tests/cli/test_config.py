@@ -39,6 +39,14 @@ def test_each_setting_says_where_it_comes_from(bare: CommandLine) -> None:
     assert settings["TIMERS_BUILTIN"] == ("all", "default")
 
 
+def test_the_durability_in_effect_is_shown(bare: CommandLine) -> None:
+    assert settings_of(bare)["TIMERS_DURABILITY"] == ("fast", "default")
+    bare.monkeypatch.setenv("TIMERS_LEDGER_URL", "sqlite+aiosqlite:///ledger.db")
+    assert settings_of(bare)["TIMERS_DURABILITY"] == ("ledger", "default")
+    bare.monkeypatch.setenv("TIMERS_DURABILITY", "fsync")
+    assert settings_of(bare)["TIMERS_DURABILITY"] == ("fsync", "environment")
+
+
 @pytest.mark.parametrize("form", ["table", "json", "jsonl"])
 def test_no_secret_is_shown(bare: CommandLine, form: str) -> None:
     for name, value in SECRETS.items():

@@ -216,7 +216,8 @@ def _setting_texts(settings: Settings) -> dict[str, str | None]:
         for name, field in zip(SETTING_NAMES, Settings.model_fields, strict=True)
     }
     builtin = "all" if settings.builtin is None else texts["TIMERS_BUILTIN"] or "none"
-    return {**texts, URL_NAME: settings.redacted_redis_url, "TIMERS_BUILTIN": builtin}
+    in_effect = {URL_NAME: settings.redacted_redis_url, "TIMERS_BUILTIN": builtin}
+    return {**texts, **in_effect, "TIMERS_DURABILITY": settings.fleet_wide["TIMERS_DURABILITY"]}
 
 
 def _setting_text(value: object) -> str | None:
