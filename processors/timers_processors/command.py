@@ -2,6 +2,7 @@
 name."""
 
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,8 +17,10 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:  # scripts and prompts ask this, and must not wait for the imports below
         from importlib.metadata import version  # noqa: PLC0415 (with all that reads mail, which the help does not need)
 
-        sys.stdout.write(f"timers {version('redis-timers')}\n")
-        return
+        with suppress(OSError):  # the command says it
+            sys.stdout.write(f"timers {version('redis-timers')}\n")
+            sys.stdout.flush()
+            return
     from timers.cli import main as command  # noqa: PLC0415 (a shadowing module of that name would not have it)
 
     command()

@@ -15,8 +15,9 @@ from typing import Any, Final
 import pytest
 from redis import Redis
 
-from tests.cli.commands import CommandLine, Ended, Process
+from tests.cli.commands import END_SECONDS, CommandLine, Ended, Process, clean_environment
 from tests.conservation import conserved
+from tests.nursery import ROOT
 from tests.waiting import eventually
 from timers.client import open_store
 from timers.embedded import EmbeddedServer
@@ -471,6 +472,24 @@ def test_a_full_disk_is_one_clear_line(here: Service, monkeypatch: pytest.Monkey
         patched.setattr(sys, "stdout", io.TextIOWrapper(Full(), write_through=True))  # type: ignore[type-var]
         ended = here("export")
     assert ended.refusal() == "timers: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize("command", ["export", "stats", "stats --help", "config", "--version"])
+def test_what_a_full_disk_does_not_take_is_not_tried_again(
+    server: EmbeddedServer, tmp_path: Path, command: str
+) -> None:
+    environ = clean_environment({"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "", "TIMERS_REDIS_URL": server.url})
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "timers", *command.split()],
+            cwd=tmp_path,
+            env=environ,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=END_SECONDS,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (1, b"timers: [Errno 28] No space left on device\n")
 
 
 def test_from_one_into_the_other_through_a_pipe(here: Service, there: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module  # noqa: TID251 (the names are ours)
 from typing import Annotated, Any, Final, NoReturn
 
@@ -177,4 +178,15 @@ def _as_option(error: FieldError) -> FieldError:
 
 def _fail(reason: str, code: int) -> NoReturn:
     typer.echo(f"timers: {' '.join(reason.split())}", err=True)
+    _drop_what_stdout_refuses()
     sys.exit(code)
+
+
+def _drop_what_stdout_refuses() -> None:
+    """Python would try once more at the end, complain, and exit with 120."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            sys.stdout.close()
