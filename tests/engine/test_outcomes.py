@@ -13,9 +13,8 @@ from tests.waiting import eventually
 from timers.core.calls import RepeatFields, RetryFields
 from timers.core.fields import encode
 from timers.core.model import Timer
-from timers.core.outcome import Done, Fail, Rearm, Retry
+from timers.core.outcome import NOTE_LIMIT_CHARACTERS, Done, Fail, Rearm, Retry
 from timers.processor import Context, processor
-from timers.store.codec import NOTE_LIMIT_CHARACTERS
 
 ONE_TRY = {"max_attempts": 1}
 TWO_QUICK_TRIES: RetryFields = {"max_attempts": 2, "base": "1ms", "jitter": False}

@@ -23,6 +23,7 @@ from timers.ledger.database import Database
 from timers.ledger.effects import KEPT_MS, clean
 from timers.ledger.schema import effects
 from timers.processor import BlockingContext, Context, Processor, processor
+from timers.store.codec import encode_cause
 
 DRIVERS = ("sqlite", "asyncpg", "psycopg")
 LOG: Any = logging.getLogger("test")
@@ -86,6 +87,18 @@ def test_an_outcome_is_kept(outcome: Done | Rearm) -> None:
     if isinstance(outcome, Rearm):
         assert isinstance(kept, Rearm)
         assert kept.payload == outcome.payload
+
+
+@pytest.mark.parametrize("note", ["caf\udce9 charged", "a\nb\0c", "", "x" * 10_000])
+async def test_a_note_is_kept_as_the_history_shows_it(engine: AsyncEngine, note: str) -> None:
+    context = context_of(a_timer())
+    async with engine.begin() as tx, once(tx, context) as done:
+        done.ends(Done(note))
+    with pytest.raises(AlreadyDone) as again:
+        async with engine.begin() as tx, once(tx, context):
+            raise AssertionError("not reached")
+    assert isinstance(again.value.outcome, Done)
+    assert encode_cause("completed", again.value.outcome.note) == encode_cause("completed", note)
 
 
 async def test_how_the_first_ended_is_passed_on(engine: AsyncEngine) -> None:

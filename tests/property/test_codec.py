@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from timers.core.fields import encode
 from timers.core.model import ENGLISH, NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
+from timers.core.outcome import NOTE_LIMIT_CHARACTERS
 from timers.store import codec
 from timers.store.identity import READS
 
@@ -156,7 +157,7 @@ def test_whatever_follows_a_head_the_head_can_be_read(head: bytes, body: bytes) 
 @given(st.text())
 def test_a_clean_note_is_one_bounded_printable_line(text: str) -> None:
     note = clean_text(text)
-    assert 0 < len(note) <= codec.NOTE_LIMIT_CHARACTERS
+    assert 0 < len(note) <= NOTE_LIMIT_CHARACTERS
     assert note.isprintable()
     assert clean_text(note).strip() == note.strip()
     note.encode()

@@ -20,7 +20,7 @@ from tests.store.acts import (
     trigger_key,
 )
 from timers.core.model import Progress, Status
-from timers.store.codec import NOTE_LIMIT_CHARACTERS
+from timers.core.outcome import NOTE_LIMIT_CHARACTERS
 from timers.store.store import Store
 
 ENDS = [Status.COMPLETED, Status.FAILED]

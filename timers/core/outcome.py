@@ -17,6 +17,11 @@ UNSET: Final = ...
 RESULT_LIMIT_BYTES: Final = 4096
 """The largest result of a run, as JSON."""
 
+NOTE_LIMIT_CHARACTERS: Final = 1200
+"""A kilobyte of a webhook target's answer, and who answered."""
+NOTE_READ_CHARACTERS: Final = 5 * NOTE_LIMIT_CHARACTERS
+"""How much of a note is read: cleaning megabytes would take longer than running the timer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -30,6 +35,16 @@ class Done:
     def __post_init__(self) -> None:
         if not isinstance(self.note, str):
             raise InvalidInput.of("Done.note", self.note, "text")
+
+
+def clean_note(note: str) -> str:
+    """The note as a history entry can hold it: one line, bounded, without control characters (Lua's format ends at a
+    NUL)."""
+    if len(note) <= NOTE_LIMIT_CHARACTERS and note.isalnum():
+        return note
+    note = note[:NOTE_READ_CHARACTERS]
+    shown = note if note.isprintable() else "".join(c if c.isprintable() else " " for c in note)
+    return " ".join(shown.split())[:NOTE_LIMIT_CHARACTERS] or "-"
 
 
 def kept_result(result: object) -> tuple[Any, str]:
@@ -108,14 +123,17 @@ class AlreadyDone(BaseException):
 
 
 def encode_outcome(outcome: Done | Rearm) -> str:
-    """The outcome as text that `decode_outcome` reads. A result that cannot be kept is left out."""
+    """The outcome as text that `decode_outcome` reads, with the note as the history shows it. A result that cannot be
+    kept is left out."""
     if isinstance(outcome, Rearm):
         if outcome.after is not None:
             fields: dict[str, Any] = {"after": str(Duration.parse(outcome.after))}
         else:
             fields = {"at": parse_time(outcome.at)}
         return encode({"rearm": fields if outcome.payload is UNSET else {**fields, "payload": outcome.payload}})
-    return encode({"done": {"note": outcome.note, "result": kept_result(outcome.result)[0]}})
+    return encode(
+        {"done": {"note": outcome.note and clean_note(outcome.note), "result": kept_result(outcome.result)[0]}}
+    )
 
 
 def decode_outcome(text: str) -> Done | Rearm:

@@ -15,6 +15,7 @@ from timers.core.decide import Transition
 from timers.core.durations import parse_ms, parse_time
 from timers.core.fields import encode
 from timers.core.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
+from timers.core.outcome import clean_note
 from timers.core.policies import Repeat, RetryPolicy, check_missed
 from timers.core.shapes import HISTORY_LIMIT, Durability
 from timers.store.identity import READS
@@ -33,11 +34,6 @@ STATUSES: Final[Mapping[str, Status]] = {
     "w": Status.SCHEDULED,
 }
 """Of records: as LETTERS without `t`, plus `w`: scheduled, but not to be claimed before something else has happened."""
-
-NOTE_LIMIT_CHARACTERS: Final = 1200
-"""A kilobyte of a webhook target's answer, and who answered."""
-NOTE_READ_CHARACTERS: Final = 5 * NOTE_LIMIT_CHARACTERS
-"""How much of a note is read: cleaning megabytes would take longer than running the timer."""
 
 ARMED_BY: Final = "armed_by"
 """In a spec: the name of the API key that the timer was armed with."""
@@ -99,23 +95,13 @@ def encode_since(progress: Progress) -> str:
 
 def encode_cause(cause: str, text: str = "") -> str:
     """The end of a history line: the cause, and the text if it adds anything."""
-    return cause if text in ("", cause) else f"{cause} {_clean(text)}"
+    return cause if text in ("", cause) else f"{cause} {clean_note(text)}"
 
 
 def encode_act(cause: str, by: str | None) -> str:
     """The end of the history line of what a caller did, and who it was. No pod writes such a cause, so no processor can
     pretend to be somebody."""
-    return cause if by is None else f"{cause} {_clean(by)}"
-
-
-def _clean(note: str) -> str:
-    """The note as a history entry can hold it: one line, bounded, without control characters (Lua's format ends at a
-    NUL)."""
-    if len(note) <= NOTE_LIMIT_CHARACTERS and note.isalnum():
-        return note
-    note = note[:NOTE_READ_CHARACTERS]
-    shown = note if note.isprintable() else "".join(c if c.isprintable() else " " for c in note)
-    return " ".join(shown.split())[:NOTE_LIMIT_CHARACTERS] or "-"
+    return cause if by is None else f"{cause} {clean_note(by)}"
 
 
 def decode(prefix: str, timer_id: str, raw: bytes, lease: Lease | None = None) -> Timer:
