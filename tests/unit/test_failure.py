@@ -1,12 +1,14 @@
 """The text of a failed run: what it shows, and that neither a long text nor the exception's own code does harm."""
 
 import tracemalloc
+from collections.abc import Callable
 
 import pytest
 
 from timers.core.decide import DETAIL_LIMIT_CHARACTERS
-from timers.core.outcome import Failed
+from timers.core.outcome import Done, Failed, Rearm
 from timers.engine.failure import FRAMES, failure
+from timers.errors import InvalidInput
 from timers.store import codec
 
 HUGE = "line\n" * 2_000_000
@@ -110,3 +112,10 @@ def test_an_exception_whose_causes_form_a_circle_is_shown() -> None:
     one, other = ValueError("one"), ValueError("other")
     one.__context__, other.__context__ = other, one
     assert failure(one).detail.endswith("ValueError: one")
+
+
+@pytest.mark.parametrize("made", [lambda: Done(5), lambda: Rearm(after="20y")], ids=["Done", "Rearm"])  # type: ignore[arg-type]
+def test_the_line_that_failed_is_the_processors_and_not_one_that_a_dataclass_made(made: Callable[[], object]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        made()
+    assert failure(caught.value).where == f"{__file__}:{made.__code__.co_firstlineno} in <lambda>"

@@ -56,14 +56,15 @@ def conflicts(error: BaseException) -> bool:
 
 def where(error: BaseException) -> str:
     """The innermost line of the processor's own code that an exception went through, as `file:line in function`; in an
-    installed package, the line in the processor. Empty where it went through none."""
+    installed package, or in code without a file as dataclasses make it, the line in the processor. Empty where it went
+    through none."""
     outermost = innermost = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
         if not code.co_filename.startswith(_OURS):
             place = f"{code.co_filename}:{line} in {code.co_name}"
             outermost = outermost or place
-            innermost = innermost if code.co_filename.startswith(_INSTALLED) else place
+            innermost = innermost if code.co_filename.startswith((*_INSTALLED, "<")) else place
     return plain(innermost or outermost)
 
 
