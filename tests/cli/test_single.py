@@ -198,3 +198,10 @@ def test_a_redis_user_without_the_right_to_a_prefix_is_one_line(
 async def granted(url: str) -> None:
     async with AsyncRedis.from_url(url) as redis:
         await grant(redis, 0, ["log"])
+
+
+def test_the_help_says_in_which_order_timers_are_listed(timers: CommandLine) -> None:
+    for prefix, name, delay in (("test", "a", "1h"), ("log", "b", "24h"), ("test", "c", "30m")):
+        assert timers("create", prefix, name, "--in", delay).code == 0
+    assert [each["id"] for each in timers("ls", "-o", "json").json["items"]] == ["b", "c", "a"]
+    assert "by status (running first), prefix, and due or end time" in timers("ls", "--help").out

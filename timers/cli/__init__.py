@@ -36,7 +36,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "reschedule": "Change the due time of a scheduled timer, or of all that match a filter.",
         "retry": "Arm a failed, unhandled or cancelled timer again, due now; or all that match a filter.",
         "purge": "Remove the record of a timer, or of all that match a filter.",
-        "ls": "List timers page by page: running ones first, then by due time.",
+        "ls": "List timers page by page: by status (running first), prefix, and due or end time.",
         "stats": "Show counts, lateness, the age of the oldest overdue timer, and whether notifications arrive.",
     },
     "watching": {"watch": "Show a live view on a terminal: q quits, p pauses."},

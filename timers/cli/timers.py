@@ -388,7 +388,7 @@ def ls(
     cursor: Annotated[str | None, typer.Option(metavar="CURSOR", help="Continue where a page ended.")] = None,
     output: Output = "table",
 ) -> None:
-    """List timers page by page: running ones first, then by due time."""
+    """List timers page by page: by status (running first), prefix, and due or end time."""
     wanted = {"prefix": prefix, "status": status, "tag": tag, "due_after": due_after, "due_before": due_before}
     asked = PageRequest.parse({**wanted, "limit": limit, "cursor": cursor})
     found = run(lambda client, _: client.page(asked))
