@@ -16,7 +16,7 @@ from typing_extensions import TypeVar
 
 from timers.core.calls import BlockingTimers, Delay, Timers
 from timers.core.durations import parse_ms
-from timers.core.fields import check_prefix, owner
+from timers.core.fields import check_prefix, is_own, owner
 from timers.core.limits import NO_LIMITS, Limits, Rate
 from timers.core.model import Timer
 from timers.core.outcome import Done, Rearm
@@ -272,7 +272,8 @@ def _chosen(built_in: Mapping[str, EntryPoint], names: Collection[str] | None) -
         raise ConfigurationError(f"the built-in processors are missing; reinstall {DISTRIBUTION} (`make setup`)")
     for name in names or ():
         if name not in built_in:
-            rule = f"all, none, or a comma-separated list of {', '.join(sorted(built_in))}"
+            known = ", ".join(sorted(name for name in built_in if not is_own(name)))  # the service's own always go out
+            rule = f"all, none, or a comma-separated list of {known}"
             raise ConfigurationError(str(FieldError("TIMERS_BUILTIN", shown(name), rule)))
     return [point for name, point in built_in.items() if names is None or name in names]
 

@@ -57,7 +57,7 @@ class TestLoad:
             load(builtin=["log", "mail"])
         assert str(caught.value) == (
             "TIMERS_BUILTIN: 'mail' is not accepted; "
-            "expected all, none, or a comma-separated list of log, send-message, timers.hook, webhook"
+            "expected all, none, or a comma-separated list of log, send-message, webhook"
         )
 
     def test_passes_the_limit_on(self) -> None:
