@@ -338,7 +338,6 @@ def load_settings(environ: Mapping[str, str] | None = None, env_file: Path = Pat
     """
     environment, file, _ = _sources(environ, env_file)
     given = {**file, **environment}
-    _refuse_unknown(given)
     try:
         return Settings.model_validate({name: given[name] for name in SETTING_NAMES if given.get(name) is not None})
     except ValidationError as error:
@@ -356,16 +355,17 @@ def setting_origins(environ: Mapping[str, str] | None = None, env_file: Path = P
 
 
 _Given = Mapping[str, str | None]
-"""Values by name; None for a name in `.env` without a `=`."""
+"""Values by name; None for a name of another program's in `.env` without a `=`."""
 
 
 def _sources(environ: Mapping[str, str] | None, env_file: Path) -> tuple[_Given, _Given, Mapping[str, str]]:
     """What the environment and the file give, with the secrets that are given as `NAME_FILE`, and the paths of those
-    that count."""
+    that count. Raises ConfigurationError, also for an unknown name."""
     given = os.environ if environ is None else environ
     links = service_links(given)
-    environment, paths = values.with_secrets({n: v for n, v in given.items() if v and n not in links}, SECRET_NAMES)
     written = _written(env_file)
+    _refuse_unknown((*written, *(name for name in given if name not in links)))
+    environment, paths = values.with_secrets({n: v for n, v in given.items() if v and n not in links}, SECRET_NAMES)
     file, in_file = values.with_secrets({n: v for n, v in written.items() if v != ""}, SECRET_NAMES)
     return environment, file, {**{n: path for n, path in in_file.items() if n not in environment}, **paths}
 
@@ -379,7 +379,8 @@ def _written(env_file: Path) -> _Given:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{env_file} cannot be read: {error}") from None
     for binding in parse_stream(StringIO(text)):
-        if binding.error:  # the line is not shown, because it may hold a secret
+        is_empty = binding.value is None and (binding.key or "").startswith(_NAME_PREFIX)
+        if binding.error or is_empty:  # the line is not shown, because it may hold a secret
             above = len(binding.original.string) - len(binding.original.string.lstrip())
             line = binding.original.line + binding.original.string.count("\n", 0, above)
             raise ConfigurationError(f"{env_file}: line {line} cannot be read; expected NAME=value or # and a comment")
@@ -394,7 +395,7 @@ def load_worker_settings(**options: str) -> Settings:
 
 def _refuse_unknown(names: Iterable[str]) -> None:
     for name in names:
-        if name.startswith(_NAME_PREFIX) and name not in _FIELDS:
+        if name.startswith(_NAME_PREFIX) and name not in _FIELDS and name.removesuffix("_FILE") not in SECRET_NAMES:
             # Compared without the part that all names share, which would make every name look close.
             rests = [known.removeprefix(_NAME_PREFIX) for known in SETTING_NAMES]
             close = difflib.get_close_matches(name.removeprefix(_NAME_PREFIX), rests, n=1)

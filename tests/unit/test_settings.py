@@ -307,11 +307,12 @@ def test_errors_of_a_direct_construction_hide_the_values_too() -> None:
     ],
 )
 def test_an_unknown_name_is_refused(name: str, hint: str) -> None:
-    assert refusal(**{name: "1"}).startswith(f"'TIMERS_{name}' is not a setting; {hint}")
+    for value in ("1", ""):
+        assert refusal(**{name: value}).startswith(f"'TIMERS_{name}' is not a setting; {hint}")
 
 
 def test_an_empty_value_is_the_default() -> None:
-    assert load(REDIS_URL="", HTTP_PORT="").http_port == 8080
+    assert load(REDIS_URL="", REDIS_URL_FILE="", HTTP_PORT="").http_port == 8080
 
 
 def test_other_programs_variables_are_ignored() -> None:

@@ -21,7 +21,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
 
 def test_an_empty_value_leaves_it_to_the_file(tmp_path: Path) -> None:
     file = tmp_path / ".env"
-    file.write_text("TIMERS_HTTP_PORT=1\nTIMERS_CONCURRENCY=\nTIMERS_POD\n")
+    file.write_text("TIMERS_HTTP_PORT=1\nTIMERS_CONCURRENCY=\nOTHER\n")
     settings = load_settings({"TIMERS_HTTP_PORT": ""}, file)
     assert (settings.http_port, settings.concurrency) == (1, 1000)
 
@@ -47,6 +47,8 @@ def test_the_file_is_checked_for_unknown_names(tmp_path: Path) -> None:
     file = tmp_path / ".env"
     file.write_text("TIMERS_HTTP_PROT=1\n")
     assert "did you mean TIMERS_HTTP_PORT?" in refused_in(file, {})
+    file.write_text("TIMERS_HTTP_PROT=\nTIMERS_REDIS_URL_FILE=\n")
+    assert "did you mean TIMERS_HTTP_PORT?" in refused_in(file, {})
 
 
 def test_an_undecodable_file_is_one_clear_line(tmp_path: Path) -> None:
@@ -55,7 +57,9 @@ def test_an_undecodable_file_is_one_clear_line(tmp_path: Path) -> None:
     assert refused_in(file, {}).startswith(f"{file} cannot be read: ")
 
 
-@pytest.mark.parametrize("line", ["TIMERS_POD pod-1", "TIMERS_POD='pod-1", "=pod-1", "TIMERS_POD='a' b"])
+@pytest.mark.parametrize(
+    "line", ["TIMERS_POD", "export TIMERS_POD", "TIMERS_POD pod-1", "TIMERS_POD='pod-1", "=pod-1", "TIMERS_POD='a' b"]
+)
 def test_a_line_that_says_nothing_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / ".env"
     file.write_text(f"TIMERS_CONCURRENCY=7\n\n# a comment\n\n  {line}\nTIMERS_HTTP_PORT=1\n")
