@@ -238,7 +238,7 @@ def find(
     `builtin` names (None: all). The object is a processor, or a function without parameters that returns several. Your
     own processor replaces a built-in one with the same prefix; a prefix of `targets` must have neither. Raises
     ConfigurationError, which names what cannot be loaded."""
-    here = str(Path.cwd())
+    here = _working_directory()
     if here not in sys.path:
         sys.path.append(here)
     own: dict[int, tuple[Processor, str]] = {}
@@ -256,6 +256,15 @@ def find(
     _check_targets(targets, {**{point.name: point.value for point in points}, **replaced})
     chosen = [p for point in points for p in _of_point(point) if p.prefix not in replaced]
     return [*own.values(), *((p, "built in") for p in chosen)]
+
+
+def _working_directory() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError as error:  # it was deleted, or this user may not look
+        raise ConfigurationError(
+            f"the working directory cannot be used: {error.strerror}; start in a folder that exists"
+        ) from None
 
 
 def _check_targets(targets: Iterable[str], origins: Mapping[str, str]) -> None:

@@ -118,3 +118,14 @@ def test_settings_are_shown_also_where_a_processor_cannot_be_loaded(bare: Comman
     assert shown.code == 1
     assert "TIMERS_LEASE" in shown.out
     assert "is_not_there" in shown.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", [["config"], ["serve"]])
+def test_a_working_directory_that_was_deleted_is_named(bare: CommandLine, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "gone").mkdir()
+    bare.monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    bare.monkeypatch.setenv("TIMERS_REDIS_URL", "redis://127.0.0.1:1/0")
+    told = bare(*command)
+    said = "timers: the working directory cannot be used: No such file or directory; start in a folder that exists"
+    assert (told.code, told.err.splitlines()) == (1, [said])
