@@ -309,6 +309,7 @@ class Settings(BaseModel):
         """The settings that should be the same on all pods, by name, with the outbox if messages may go there."""
         fields = ("lease_ms", "retention_ms", "retention_failed_ms", "edit_lock_ms", "adopt_every_ms")
         reported = {_setting_name(field): self.length(field) for field in fields}
+        reported[_setting_name("ledger_url")] = "none" if self.ledger_url is None else "set"
         reported[_setting_name("durability")] = self.durability or ("fast" if self.ledger_url is None else "ledger")
         if self.outbox is not None and None in (self.smtp_url, self.sms_url):
             reported[_setting_name("outbox")] = str(self.outbox)

@@ -282,6 +282,27 @@ def test_a_db_that_leaves_its_ledger_notes_nothing_more(timers: CommandLine, red
     assert redis.hkeys("timers:{0}:hooks") == ["all *"]
 
 
+async def test_a_db_whose_pods_use_the_ledger_does_not_leave_it(
+    start: Start, server: EmbeddedServer, redis: Redis, tmp_path: Path
+) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/ledger.db"
+    await _upgraded(url)
+    settings = {"TIMERS_REDIS_URL": server.url}
+    pod = start("serve", **WORKER, **settings, TIMERS_LEDGER_URL=url, TIMERS_POD="shop-1")
+
+    async def follows() -> bool:
+        return bool(redis.hexists("timers:{0}:hooks", "@ledger"))
+
+    await eventually(follows, "changes are noted for the ledger")
+    told = (await asyncio.to_thread(start("db", "detach", **settings).end)).refusal()
+    assert told.startswith("timers: pods that are alive use the ledger: shop-1; remove TIMERS_LEDGER_URL from")
+    assert await follows()
+    pod.signal(signal.SIGTERM)
+    assert (await asyncio.to_thread(pod.end)).code == 0
+    assert (await asyncio.to_thread(start("db", "detach", **settings).end)).code == 0
+    assert not await follows()
+
+
 async def test_an_emptied_ledger_is_filled_again(
     start: Start, server: EmbeddedServer, redis: Redis, tmp_path: Path
 ) -> None:

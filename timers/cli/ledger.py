@@ -10,6 +10,7 @@ import typer
 from timers.cli.shared import Output, note, progress, run, show
 from timers.client import TimerClient
 from timers.client.copies import give_back, give_facts_back, told
+from timers.client.fleet import shortened
 from timers.engine.following import claim_ledger
 from timers.errors import ConfigurationError, TimersError
 from timers.ledger import rows
@@ -93,8 +94,16 @@ def refill() -> None:
 
 @db.command("detach")
 def leave() -> None:
-    """Stop recording changes for a ledger, after removing TIMERS_LEDGER_URL from all pods."""
-    run(lambda _, store: detach(store))
+    """Stop recording changes for a ledger, after removing TIMERS_LEDGER_URL from all pods. Exits with 1 while a live
+    pod has it: that would begin anew a moment later."""
+
+    async def act(client: TimerClient, store: Store) -> None:
+        if using := [pod.pod for pod in await client.pods() if pod.has_ledger]:
+            repair = "remove TIMERS_LEDGER_URL from their settings and restart them first"
+            raise ConfigurationError(f"pods that are alive use the ledger: {shortened(using)}; {repair}")
+        await detach(store)
+
+    run(act)
     note("changes are no longer recorded for a ledger")
 
 

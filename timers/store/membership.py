@@ -38,6 +38,9 @@ LIMITS: Final = "limits of "
 ADOPT_EVERY: Final = "TIMERS_ADOPT_EVERY"
 """The name of the setting in which a pod tells how often it looks for bare keys."""
 
+LEDGER_URL: Final = "TIMERS_LEDGER_URL"
+"""The name of the setting in which a pod tells whether it is `set`."""
+
 VERSION: Final = "version"
 """The name of the setting in which a pod tells its version."""
 
@@ -85,6 +88,11 @@ class Member:
     def adopts(self) -> bool:
         """Whether it looks for bare keys."""
         return self.settings.get(ADOPT_EVERY) != "off"
+
+    @property
+    def has_ledger(self) -> bool:
+        """Whether it uses a ledger."""
+        return self.settings.get(LEDGER_URL) == "set"
 
     @property
     def version(self) -> str | None:
