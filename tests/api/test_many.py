@@ -19,6 +19,9 @@ from timers.core.model import Status
 
 LINES = "application/x-ndjson"
 
+FAR = "2099-01-01T00:00:00Z"
+"""More than ten years ahead."""
+
 
 def wish(timer_id: str, **fields: Any) -> dict[str, Any]:
     return {"prefix": "test", "id": timer_id, "delay": "1h", **fields}
@@ -220,6 +223,9 @@ async def test_many_timers_are_changed_at_once(api: Api) -> None:
         ({"action": "change", "filter": {"prefix": "test"}, "changes": {}}, "changes"),
         ({"action": "change", "filter": {"prefix": "test"}, "changes": {"tags": 5}}, "changes.tags"),
         ({"action": "change", "filter": {"prefix": "test"}, "changes": {"status": "x"}}, "changes.status"),
+        ({"action": "change", "filter": {"prefix": "test"}, "changes": {"due_at": "x"}}, "changes.due_at"),
+        ({"action": "change", "filter": {"prefix": "test"}, "changes": {"due_at": FAR}}, "changes.due_at"),
+        ({"action": "reschedule", "filter": {"prefix": "test"}, "due_at": FAR}, "due_at"),
         ({"action": "change", "filter": {"status": "failed"}, "changes": {"payload": 5}}, "filter.status"),
         ({"action": "change", "filter": {"prefix": "test"}, "changes": {"payload": 5}, "delay": "1h"}, "delay"),
         ({"action": "cancel", "filter": {"prefix": "test"}, "changes": {"payload": 5}}, "changes"),

@@ -181,7 +181,10 @@ class BulkAction(StrictModel):
         change = TimerChange.parse(due) if due else self.changes
         if change is None or not change.moves_due:
             return change
-        return change.model_copy(update={"delay": None, "due_at": own_due_ms(change, now_ms)})
+        try:
+            return change.model_copy(update={"delay": None, "due_at": own_due_ms(change, now_ms)})
+        except InvalidInput as error:
+            raise error if due else error.under("changes") from None
 
 
 def _not_taken(action: str, wanted: Filter) -> Iterator[FieldError]:
