@@ -528,16 +528,41 @@ async def test_a_scan_finds_names_and_values(store: Store) -> None:
         (b"", ""),
         (b"\xff", "\ufffd"),
         (b"NaN", "NaN"),
+        (b"[" * 60_000, "[" * 60_000),
         (b"[" * 100_000, None),
-        (b"x" * 70_000, None),
+        (b"x" * 65_536, "x" * 65_536),
+        (b"x" * 65_537, None),
+        (b"\n" * 65_536, "\n" * 65_536),
+        (b"\0" * 65_536, "\0" * 65_536),
+        (b'"' * 33_000, '"' * 33_000),
+        (b"\xff" * 65_536, "\ufffd" * 65_536),
+        (b"[" + b"1e15," * 13_000 + b"0]", [1e15] * 13_000 + [0]),
         (b"null", None),
     ],
 )
 def test_what_a_value_becomes(value: bytes, payload: object) -> None:
+    """The limit is that of the value as it was SET, whatever its JSON takes."""
+    assert spec_of(value).get("payload") == payload
+
+
+async def test_a_value_that_is_too_large_is_told_once(store: Store) -> None:
+    """A key is reported when it is found, shortly before its deadline, and when it is deleted."""
+    bare, large = BareKeys(store), b"x" * 65_537
+    due_ms = await store.now_ms() + HOUR_MS
     with capture_logs() as logs:
-        assert spec_of(KEY, value).get("payload") == payload
+        assert await bare.report("adopted", {A: KeyState(None, due_ms, large)}) == {A: "adopted"}
+        assert await bare.report("ending", {A: KeyState(due_ms, due_ms, large)}) == {A: "due"}
+        assert await bare.report("deleted", {A: KeyState(due_ms, due_ms, large)}) == {A: "forgotten"}
+        assert await bare.report("adopted", {A: KeyState(None, due_ms + 1, large)}) == {A: "adopted"}
     said = [(line["timer"], line["bytes"], line["log_level"]) for line in logs]
-    assert said == [(KEY, len(value), "warning")] * (len(value) > 65_536)
+    assert said == [(KEY, 65_537, "warning")] * 2
+    assert (await read(store)).payload is None
+
+
+async def test_the_largest_value_is_read_back_whole(store: Store) -> None:
+    await put(store, "\x01" * 65_536)
+    assert await adopt(store) == "adopted"
+    assert (await read(store)).payload == "\x01" * 65_536
 
 
 async def test_a_key_that_ends_after_all_times_is_left_alone(store: Store) -> None:

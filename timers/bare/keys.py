@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError
 
 from timers.core.durations import MAX_TIME_MS
 from timers.core.fields import encode
-from timers.core.spec import encode_payload
+from timers.core.spec import PAYLOAD_LIMIT_BYTES, encode_payload
 from timers.errors import InvalidInput
 from timers.logs import get_logger
 from timers.store import keys, scripts
@@ -24,6 +24,12 @@ PAGE_SIZE: Final = 500
 
 GONE, NO_TTL = -2, -1
 """The deadlines of a missing key and of a key that never expires."""
+
+ENCODED_LIMIT_BYTES: Final = 6 * PAYLOAD_LIMIT_BYTES + 2
+"""How long the largest value may be as JSON, where a byte may be written as `\\u0000`, and all of it in quotes."""
+
+WARNED_LIMIT: Final = 1000
+"""Too large values that are remembered, so that each is told once."""
 
 _log = get_logger("timers.bare-scanner")
 
@@ -56,15 +62,14 @@ class KeyState(NamedTuple):
     heard: Heard | None = None
 
 
-def spec_of(name: str, value: bytes) -> dict[str, Any]:
+def spec_of(value: bytes) -> dict[str, Any]:
     """The spec of a key's timer. A JSON value is parsed, anything else becomes a string (undecodable bytes as U+FFFD).
-    A value above the size limit of a payload is dropped, as if the key had expired unseen."""
-    for read in (json.loads, str):
+    A value above the size limit of a payload, as it was SET, is dropped, as if the key had expired unseen."""
+    for read in (json.loads, str) if len(value) <= PAYLOAD_LIMIT_BYTES else ():
         with contextlib.suppress(ValueError, RecursionError, InvalidInput):
             payload = read(value.decode(errors="replace"))
-            encode_payload(payload)
+            encode_payload(payload, limit_bytes=ENCODED_LIMIT_BYTES)
             return {} if payload is None else {"payload": payload}
-    _log.warning("a bare key's value is too large for a payload and was dropped", timer=name, bytes=len(value))
     return {}
 
 
@@ -75,6 +80,7 @@ class BareKeys:
         self.store = store
         self._redis = store.connections.commands
         self._denied = False
+        self._warned: set[tuple[Identity, int]] = set()
 
     async def scan(self, cursor: int) -> Page:
         """The next keys of the form `<prefix>:<id>`; none if the Redis user may not SCAN."""
@@ -167,10 +173,23 @@ class BareKeys:
         waits, due, cancelled, spare, forgotten, stale."""
         reports: dict[Identity, tuple[object, ...]] = {}
         for identity, (known_ms, deadline_ms, value, heard) in states.items():
-            spec = "" if value is None else encode(spec_of(":".join(identity), value))
+            if value is not None and len(value) > PAYLOAD_LIMIT_BYTES:
+                self._warn(identity, deadline_ms, len(value))
+            spec = "" if value is None else encode(spec_of(value))
             found = [deadline_ms if what == "adopted" else what, *((heard.number, heard.since) if heard else ())]
             reports[identity] = (known_ms or "", "/".join(map(str, found)), spec)
         return await self._run("adopt" if what == "adopted" else "resolve", reports)
+
+    def _warn(self, identity: Identity, deadline_ms: int, size: int) -> None:
+        """Tell once of a value that is too large: a key is read and reported several times."""
+        if (identity, deadline_ms) in self._warned:
+            return
+        if len(self._warned) >= WARNED_LIMIT:
+            self._warned.clear()
+        self._warned.add((identity, deadline_ms))
+        _log.warning(
+            "a bare key's value is too large for a payload and was dropped", timer=":".join(identity), bytes=size
+        )
 
     async def announce(self, heard: Mapping[Identity, Heard]) -> dict[Identity, str]:
         """Make the timers of expired keys due. Codes: due, known, running, look, refused."""

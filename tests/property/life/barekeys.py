@@ -77,7 +77,7 @@ class BareVerbs(World):
         assert key.value is not None
         before_ms = self.do(self.store.now_ms())
         (code,) = self.do(self.bare.report("adopted", {identity: key})).values()
-        spec = spec_of("", key.value)
+        spec = spec_of(key.value)
         if code == "stale" and key.deadline_ms <= self.do(self.store.now_ms()):
             return code
         assert code == self.oracle.adopt(identity, key.known_ms, key.deadline_ms, spec, before_ms)
