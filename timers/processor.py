@@ -108,12 +108,12 @@ def processor(
     """Make the function below a processor of `prefix` and of every prefix that continues it with `-`, `_` or `.`.
 
     Limits hold for each prefix separately: `concurrency` is the most that runs at once over all pods (1 also means
-    strict order: by due time, then by arming), `pod_concurrency` the most on one pod, `rate` (`"50/s"`) the starts over
-    all pods. `lifespan` is called once per pod and returns an async context manager, which is entered before the first
-    run and left after the last one; what it yields is `context.state` of every run. Processors that are given the same
-    function share it. Raises InvalidInput for a bad prefix, retry policy, timeout or limit, and for a function that
-    cannot be called with a timer and a context. The function is not registered anywhere: a registry finds it in its
-    module (`TIMERS_PROCESSORS`) or through an entry point in the group `timers.processors`.
+    strict order: by due time, then by arming in their shard), `pod_concurrency` the most on one pod, `rate` (`"50/s"`)
+    the starts over all pods. `lifespan` is called once per pod and returns an async context manager, which is entered
+    before the first run and left after the last one; what it yields is `context.state` of every run. Processors that
+    are given the same function share it. Raises InvalidInput for a bad prefix, retry policy, timeout or limit, and for
+    a function that cannot be called with a timer and a context. The function is not registered anywhere: a registry
+    finds it in its module (`TIMERS_PROCESSORS`) or through an entry point in the group `timers.processors`.
     """
     policy = _policy(retry)
     timeout_ms = None if timeout is None else parse_ms(timeout, "timeout", minimum=1)

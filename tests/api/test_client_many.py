@@ -13,6 +13,7 @@ from tests.members import announce, declare, declare_at
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.client import Armed, TimerClient, client_over, feed_of
 from timers.client.feed import LOG_LIMIT, Dropped, Feed, Gap, Open
+from timers.client.fleet import Declared
 from timers.core.model import Status
 from timers.core.shapes import Action
 from timers.core.spec import NewTimer
@@ -111,6 +112,26 @@ async def test_a_large_batch_is_armed_in_its_order(client: TimerClient) -> None:
     assert [one.timer.id for one in armed if isinstance(one, Armed)] == [new.id for new in news]
     assert isinstance(again, AlreadyExists)
     assert [timer.id async for timer in client.iterate(prefix="test")] == [new.id for new in news]
+
+
+async def test_a_part_of_a_batch_that_waits_holds_up_those_after_it(
+    client: TimerClient, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If what the client knew of the declarations was just too old for the first parts, the last ones overtook them."""
+    ids, due_ms, first = [f"{i * 7919 % 1000:04}" for i in range(1000)], 2_000_000_000_000, True
+    await client.create("test", "armed-before", delay="1h")
+    refusals = Declared.refusals
+
+    async def slow(*given: Any) -> Any:
+        nonlocal first
+        is_first, first = first, False
+        found = await refusals(*given)
+        await asyncio.sleep(0.05 * is_first)
+        return found
+
+    monkeypatch.setattr(Declared, "refusals", slow)
+    await client.batch([NewTimer(prefix="test", id=id, due_at=due_ms) for id in ids])
+    assert [timer.id for timer in (await client.list(prefix="test", limit=1000, due_after=due_ms)).items] == ids
 
 
 async def test_a_change_of_nothing_is_refused(client: TimerClient) -> None:

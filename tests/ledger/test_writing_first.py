@@ -47,6 +47,25 @@ async def test_the_ledger_has_a_create_before_any_pod_follows(
     assert (await client.get("note", "a")).created_ms == made.created_ms
 
 
+async def test_a_batch_is_armed_in_its_order_whichever_part_the_ledger_has_first(
+    fleet: Fleet, client: TimerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, due_ms, first, do = [f"{i * 7919 % 1000:04}" for i in range(1000)], 2_000_000_000_000, True, Database.do
+    await client.create("note", "armed-before", delay="1h")
+
+    async def slow(*given: Any, **more: Any) -> Any:
+        nonlocal first
+        is_first, first = first, False
+        found = await do(*given, **more)
+        await asyncio.sleep(0.1 * is_first)
+        return found
+
+    monkeypatch.setattr(Database, "do", slow)
+    await client.batch([NewTimer(prefix="note", id=id, due_at=due_ms) for id in ids])
+    found: Any = await fleet.redis.zrange("timers:{0}:due:note", due_ms, "(9e12", byscore=True)
+    assert [id.decode() for id in found] == ids
+
+
 async def test_changes_are_in_the_ledger_when_they_are_answered(
     fleet: Fleet, client: TimerClient, database: Database
 ) -> None:
@@ -264,10 +283,10 @@ async def test_what_redis_loses_just_before_its_name_is_armed_again_is_given_bac
     await fleet.kill(pod)
     arm = Quotas.arm
 
-    async def lose_and_arm(quotas: Quotas, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
+    async def lose_and_arm(quotas: Quotas, armings: Sequence[Arming], *given: Any) -> list[Reply]:
         monkeypatch.undo()
         await fleet.redis.flushall()
-        return await arm(quotas, armings, quota)
+        return await arm(quotas, armings, *given)
 
     monkeypatch.setattr(Quotas, "arm", lose_and_arm)
     with pytest.raises(AlreadyExists) if if_exists == "error" else nullcontext():

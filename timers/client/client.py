@@ -45,6 +45,7 @@ from timers.settings import Settings, load_worker_settings
 from timers.store import keys, outbox, queries
 from timers.store.callers import Quota, Quotas
 from timers.store.codec import encode_act
+from timers.store.cooperative import Turn
 from timers.store.filters import Filter, Visible
 from timers.store.identity import Loss
 from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
@@ -236,7 +237,7 @@ class TimerClient(Timers):
         arm = partial(self._arm_some, traceparent)
         return await self._group_commit.in_parts(news, arm, together=self._quota is not None)
 
-    async def _arm_some(self, traceparent: str | None, news: Sequence[Wish]) -> Results:
+    async def _arm_some(self, traceparent: str | None, news: Sequence[Wish], turn: Turn) -> Results:
         store = await self._open()
         now_ms = store.clock.now_ms()
         planned = [
@@ -260,7 +261,7 @@ class TimerClient(Timers):
                 refused.get(p.prefix) or lacks.get(asked(p)) or p if isinstance(p, Arming) else p for p in planned
             ]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
-        answers = iter(await self._group_commit.arm_each(armings, self._quota))
+        answers = iter(await self._group_commit.arm_each(armings, self._quota, turn))
 
         def result(p: Arming) -> Armed | Reason:
             answer = next(answers)

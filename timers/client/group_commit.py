@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from timers.core.shapes import Durability
 from timers.errors import Unavailable
 from timers.store.callers import Quota
+from timers.store.cooperative import Turn
 from timers.store.store import Arming, Identity, Reply, Store
 
 T = TypeVar("T")
@@ -19,7 +20,7 @@ R = TypeVar("R")
 
 _Waiting = tuple[Arming, asyncio.Future[Reply]]
 
-ArmAll = Callable[[Sequence[Arming], Quota | None], Awaitable[list[Reply]]]
+ArmAll = Callable[[Sequence[Arming], Quota | None, Turn | None], Awaitable[list[Reply]]]
 
 _Group = tuple[int | Quota, str]
 """What is armed together: the timers of a shard, or those that count against a quota, that ask for the same durability,
@@ -33,7 +34,7 @@ class GroupCommit:
     """The arms of one client."""
 
     def __init__(self, store: Store, arm_all: ArmAll, together: int) -> None:
-        """`arm_all` arms timers of one durability, best so many `together`."""
+        """`arm_all` arms timers of one durability in their turn, best so many `together`."""
         self._store, self.arm_all, self._together = store, arm_all, together
         self._waiting: defaultdict[_Group, list[_Waiting]] = defaultdict(list)
         self._busy: dict[_Group, asyncio.Task[None] | None] = {}
@@ -49,23 +50,23 @@ class GroupCommit:
             return await answer
         self._busy[group] = None
         try:
-            return (await self.arm_all([arming], quota))[0]
+            return (await self.arm_all([arming], quota, None))[0]
         finally:
             if group in self._waiting:
                 self._busy[group] = asyncio.create_task(self._work(group))
             else:
                 del self._busy[group]
 
-    async def arm_each(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
+    async def arm_each(self, armings: Sequence[Arming], quota: Quota | None, turn: Turn) -> list[Reply]:
         """As `arm_all`, for timers of any durability, of which some may have the same identity: these are armed in
         order. Once some are armed, an error of the others is theirs alone: `refused` of their replies."""
         steps = _steps(armings)
         if len(steps) < 2:
-            return await self.arm_all(armings, quota)
+            return await self.arm_all(armings, quota, turn)
         replies: dict[int, Reply] = {}
         for places in steps:
             try:
-                some = await self.arm_all([armings[place] for place in places], quota)
+                some = await self.arm_all([armings[place] for place in places], quota, turn)
             except Unavailable as error:
                 if not replies:
                     raise
@@ -74,17 +75,20 @@ class GroupCommit:
         return [replies[place] for place in range(len(armings))]
 
     async def in_parts(
-        self, items: Sequence[T], arm: Callable[[Sequence[T]], Coroutine[Any, Any, list[R]]], *, together: bool
+        self, items: Sequence[T], arm: Callable[[Sequence[T], Turn], Coroutine[Any, Any, list[R]]], *, together: bool
     ) -> list[R]:
-        """The results of arming the items of a batch: in parts, each planned while the server works on those before, or
-        all `together`. Raises what a part raises; other parts may be armed then."""
+        """The results of arming the items of a batch: in parts, each planned while the server works on those before and
+        sent in its turn, or all `together`. Raises what a part raises; other parts may be armed then."""
         # Parts that meet a shard that nobody has founded found it and repeat themselves, in any order.
         size = self._together if self._store.identity.armed and not together else max(1, len(items))
         parts: list[asyncio.Task[list[R]]] = []
+        turn: Turn | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 for start in range(0, len(items), size):
-                    parts.append(group.create_task(arm(items[start : start + size])))
+                    turn = Turn(turn)
+                    parts.append(group.create_task(arm(items[start : start + size], turn)))
+                    parts[-1].add_done_callback(turn.end)
                     await asyncio.sleep(0)  # the server works on these while the next are planned
         except ExceptionGroup as failed:
             error = failed.exceptions[0]
@@ -113,7 +117,7 @@ class GroupCommit:
     async def _arm(self, some: list[_Waiting], group: _Group) -> None:
         armings = [arming for arming, _ in some]
         try:
-            answers = await self.arm_all(armings, group[0] if isinstance(group[0], Quota) else None)
+            answers = await self.arm_all(armings, group[0] if isinstance(group[0], Quota) else None, None)
         except Exception as error:  # noqa: BLE001 (each caller gets it)
             for _, waiting in some:
                 if not waiting.done():

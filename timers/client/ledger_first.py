@@ -24,6 +24,7 @@ from timers.ledger.many import execute
 from timers.ledger.rows import NewRow, Row, save_in
 from timers.store import codec
 from timers.store.callers import Quota, Quotas
+from timers.store.cooperative import Turn
 from timers.store.following import stages
 from timers.store.store import FOUNDING_TRIES, Arming, Identity, Reply, Store
 
@@ -45,11 +46,11 @@ class LedgerFirst:
     def __init__(self, store: Store, quotas: Quotas, database: Database) -> None:
         self._store, self._quotas, self._database = store, quotas, database
 
-    async def arm(self, armings: Sequence[Arming], quota: Quota | None = None) -> list[Reply]:
+    async def arm(self, armings: Sequence[Arming], quota: Quota | None = None, turn: Turn | None = None) -> list[Reply]:
         """As `Quotas.arm`; first in the ledger, if that is their durability. While Redis is away new timers are armed
         later, which their `armed` says, and the ledger decides what exists."""
         is_written = bool(armings) and armings[0].durability == LEDGER
-        replies = await (self._arm_written if is_written else self._arm_known)(armings, quota)
+        replies = await (self._arm_written if is_written else self._arm_known)(armings, quota, turn)
         for _ in range(FOUNDING_TRIES):
             # What Redis loses between the two steps is given back in the next round, and then Redis decides.
             lost = [place for place, reply in enumerate(replies) if reply.code == "lost"]
@@ -61,9 +62,9 @@ class LedgerFirst:
                 replies[place] = reply
         raise Unavailable(_KEEPS_LOSING)
 
-    async def _arm_known(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
+    async def _arm_known(self, armings: Sequence[Arming], quota: Quota | None, turn: Turn | None = None) -> list[Reply]:
         """As `Quotas.arm`, but `lost` where Redis has just lost what the ledger may have of that name."""
-        return await self._quotas.arm([arming._replace(known=True) for arming in armings], quota)
+        return await self._quotas.arm([arming._replace(known=True) for arming in armings], quota, turn)
 
     async def _arm_given_back(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
         """As `Quotas.arm`, once Redis has again what the ledger has of these names, unless the ledger is away."""
@@ -73,13 +74,15 @@ class LedgerFirst:
         again = [a._replace(life=lives.get(self._store.shard_of(a.prefix, a.id), "")) for a in armings]
         return await self._quotas.arm(again, quota)
 
-    async def _arm_written(self, armings: Sequence[Arming], quota: Quota | None) -> list[Reply]:
+    async def _arm_written(
+        self, armings: Sequence[Arming], quota: Quota | None, turn: Turn | None = None
+    ) -> list[Reply]:
         """Write the new ones of these timers to the ledger, then arm all. The code `lost` says that Redis lacks a timer
         that the ledger has, because it has just lost it."""
         sent, written = await self._write(armings)
         try:
             sent, before = await self._placed(sent, written)
-            replies = await self._quotas.arm(sent, quota)
+            replies = await self._quotas.arm(sent, quota, turn)
         except Moving:  # whether the new place reads this ledger is not known
             wrong = [(a.prefix, a.id, a.created_ms) for a in sent if (a.prefix, a.id) in written]
             await self._database.do(partial(execute, statement=rows.TAKE_BACK, rows=wrong))

@@ -63,7 +63,7 @@ class Limits:
 
     @property
     def in_order(self) -> bool:
-        """True if timers run one at a time: strictly by due time, then by arming."""
+        """True if timers run one at a time: strictly by due time, then by arming in their shard."""
         return self.concurrency == 1
 
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, cycle, islice, product
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from redis.exceptions import ResponseError
 from timers.core.limits import Rate
 from timers.errors import Unavailable
 from timers.store import keys
+from timers.store.cooperative import Turn
 from timers.store.following import FIRST_SHARD, stages
 from timers.store.scripts import Argument, grouped, reachable, read
 from timers.store.store import Arming, Reply, Store
@@ -157,12 +159,13 @@ class Quotas:
         self._redis = store.connections.commands
         self._turns: defaultdict[Quota, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    def arm(self, armings: Sequence[Arming], quota: Quota | None) -> Awaitable[list[Reply]]:
-        """As `Store.arm`, with two more codes: `full` if there is no place, `prefixes` if the prefix would be one too
-        many. The bound on prefixes is checked before arming, so simultaneous callers may each pass it by what they
-        add."""
+    def arm(self, armings: Sequence[Arming], quota: Quota | None, turn: Turn | None = None) -> Awaitable[list[Reply]]:
+        """As `Store.arm`, without a quota when it is their `turn`, with two more codes: `full` if there is no place,
+        `prefixes` if the prefix would be one too many. The bound on prefixes is checked before arming, so simultaneous
+        callers may each pass it by what they add."""
         if quota is None:
-            return self._store.arm(armings, edit_lock_ms=self._edit_lock_ms)
+            arm = partial(self._store.arm, armings, edit_lock_ms=self._edit_lock_ms)
+            return arm() if turn is None else turn.then(arm)
         return self._arm_within(quota, armings)
 
     async def _arm_within(self, quota: Quota, armings: Sequence[Arming]) -> list[Reply]:

@@ -54,6 +54,24 @@ async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
     return event.is_set()
 
 
+class Turn:
+    """The place of one of several calls that are sent in order, each prepared while those before are under way."""
+
+    def __init__(self, before: "Turn | None") -> None:
+        self._before, self._is_over = before, asyncio.Event()
+
+    async def then(self, call: Callable[[], Awaitable[T]]) -> T:
+        """What a call returns that is made after those before. The next is made once this one waits."""
+        if self._before is not None:
+            await self._before._is_over.wait()
+        self._is_over.set()
+        return await call()
+
+    def end(self, _ended: object = None) -> None:
+        """Let the next go on, also if this one was never made."""
+        self._is_over.set()
+
+
 class CachedRead(Generic[T]):
     """A value that is read at most once in `seconds`, however many ask for it. All who wait share one reading, which
     continues even if whoever began it is cancelled."""
