@@ -11,8 +11,8 @@ _PAIRS: Final = [first + second for first in _DIGITS for second in _DIGITS]
 
 
 def new_id() -> str:
-    """22 characters: the Unix ms, then 80 random bits, as in a ULID, but in base 62. So ids sort by creation time, and
-    take 14 bytes less than a UUID in each key and index."""
+    """22 characters: the Unix ms, then 80 random bits, as in a ULID, but in base 62. So ids sort by the millisecond of
+    their creation, and take 14 bytes less than a UUID in each key and index."""
     value = (time.time_ns() // 1_000_000 << 80) | int.from_bytes(os.urandom(10), "big")
     pairs: list[str] = []
     for _ in range(11):
