@@ -43,7 +43,8 @@ def init(
     ] = None,
     output: Output = "table",
 ) -> None:
-    """Claim an empty db for the service. You can change the number of shards until the first timer is armed."""
+    """Claim an empty db for the service. You can change the number of shards until the first timer is armed, or a
+    prefix paused."""
 
     async def make(client: TimerClient, store: Store) -> Mapping[str, Any]:
         identity = store.identity
