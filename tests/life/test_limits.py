@@ -11,11 +11,13 @@ from redis.asyncio import Redis
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.waiting import eventually
 from timers.client.fleet import read_fleet
+from timers.core.durations import HOUR_MS
 from timers.core.limits import BURST_US
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer
 from timers.doctor.examining import examine
-from timers.engine import claimer
+from timers.engine import claimer, sweeper
+from timers.errors import Unavailable
 from timers.processor import Context
 from timers.store import scripts
 from timers.store.servers.connections import Scripts
@@ -55,6 +57,17 @@ async def arm(fleet: Fleet, timer_ids: Iterable[str], prefix: str = "note", **fi
 async def ended(fleet: Fleet, timer_ids: Sequence[str], prefix: str = "note") -> list[Timer]:
     """All of these timers, once each is completed."""
     return [await fleet.completed(timer_id, prefix) for timer_id in timer_ids]
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, of: object, name: str, error: Exception) -> None:
+    """Let the next call of a method fail, instead of doing anything."""
+    right = getattr(of, name)
+
+    async def fail(*_given: Any, **_options: Any) -> None:
+        monkeypatch.setattr(of, name, right)
+        raise error
+
+    monkeypatch.setattr(of, name, fail)
 
 
 async def test_the_doctor_names_limits_that_differ_between_pods(fleet: Fleet) -> None:
@@ -153,6 +166,33 @@ class TestConcurrency:
         assert second.worker.runner.executing == 3
         held.release.set()
         await ended(fleet, ids(6))
+
+    @pytest.mark.parametrize("refused", ["claim", "next_shards"])
+    async def test_a_claim_that_redis_refused_keeps_no_permit(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, refused: str
+    ) -> None:
+        """Nothing of the queue started until the lease of the permit had ended."""
+        calls = Calls(concurrency=1)
+        pod = await fleet.pod(calls, lease_ms=HOUR_MS)
+        if refused == "claim":
+            fail_once(monkeypatch, pod.store, refused, Unavailable("Redis cannot do this now", nothing_done=True))
+        else:  # it only looks
+            fail_once(monkeypatch, pod.worker._pod.permits, refused, Unavailable("no answer"))
+        await arm(fleet, ["x"])
+        await ended(fleet, ["x"])
+
+    async def test_a_rescue_that_redis_refused_keeps_no_permit(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sweeper, "INTERVAL_MS", 100)  # the next poll finds the run again
+        lost, calls = Held(concurrency=1), Calls(concurrency=1)
+        dying = await fleet.pod(lost, name="a", lease_ms=500)
+        await arm(fleet, ["x"])
+        await until(lambda: len(lost) == 1, "the only permit is taken")
+        pod = await fleet.pod(calls, name="b", lease_ms=HOUR_MS)
+        fail_once(monkeypatch, pod.store, "rescue", Unavailable("Redis cannot do this now", nothing_done=True))
+        await fleet.kill(dying)
+        await ended(fleet, ["x"])
 
     async def test_permits_of_runs_longer_than_a_lease_are_kept(self, fleet: Fleet) -> None:
         held, other = Held(concurrency=1), Calls(concurrency=1)

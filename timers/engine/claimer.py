@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import chain, repeat
 from typing import Final
 
@@ -133,9 +133,9 @@ class Claimer:
         """Reserve starts, claim as many timers, and give unused starts back: a round trip each for all queues."""
         with self._asking(most):
             reserved = await self._reserve({prefix: (self._runner.limits_of(prefix), n) for prefix, n in most.items()})
-            places = await self._places(shard, reserved)
-            used = await self._claim_reserved(asks, reserved, places)
-            await self._pod.permits.give_back((each, used[prefix]) for prefix, each in reserved.items())
+            async with self._giving_back(reserved) as used:
+                places = await self._places(shard, reserved)
+                await self._claim_reserved(asks, reserved, places, used)
         for prefix, place in places.items():
             if place not in self._pod.shards:
                 await self._pod.store.block(place, {prefix: 0})  # its pods were told that there is no room
@@ -144,6 +144,23 @@ class Claimer:
         await self._look_again(
             shard, [p for p, each in reserved.items() if each.limits.in_order and waits[p] == FULL_MS]
         )
+
+    @asynccontextmanager
+    async def _giving_back(self, reserved: Mapping[str, Reservation]) -> AsyncIterator[Counter[str]]:
+        """Count the starts used of each reservation in what this yields, and give the others back; after a call that
+        failed only if it did nothing. Otherwise its timers may be claimed, and the permits end with their leases."""
+        used = Counter[str]()
+        try:
+            yield used
+        except Unavailable as error:
+            if error.nothing_done:
+                with suppress(Unavailable):
+                    await self._give_back(reserved, used)
+            raise
+        await self._give_back(reserved, used)
+
+    async def _give_back(self, reserved: Mapping[str, Reservation], used: Counter[str]) -> None:
+        await self._pod.permits.give_back((each, used[prefix]) for prefix, each in reserved.items())
 
     async def _block(self, shard: int, waits: Mapping[str, int]) -> None:
         """Every poll would find a queue at its limit due and ask for it again. A short wait is not worth a call."""
@@ -160,24 +177,30 @@ class Claimer:
         """Where to claim from the queues that may start something. A queue that runs one timer at a time has one order
         over all shards: its earliest timer comes first, whichever shard it is in, and whichever pods take that."""
         starting = {prefix: each.limits.in_order for prefix, each in reserved.items() if each.count}
-        ordered = await self._pod.permits.next_shards([prefix for prefix, in_order in starting.items() if in_order])
+        try:
+            ordered = await self._pod.permits.next_shards([prefix for prefix, in_order in starting.items() if in_order])
+        except Unavailable as error:
+            error.nothing_done = True  # it only looked
+            raise
         places = {prefix: ordered.get(prefix, shard) for prefix in starting}
         return {prefix: place for prefix, place in places.items() if place is not None}
 
     async def _claim_reserved(
-        self, asks: Sequence[QueueClaim], reserved: Mapping[str, Reservation], places: Mapping[str, int]
-    ) -> Counter[str]:
-        """Claim in one call for each shard and kind of order. Returns how many came from each queue."""
+        self,
+        asks: Sequence[QueueClaim],
+        reserved: Mapping[str, Reservation],
+        places: Mapping[str, int],
+        used: Counter[str],
+    ) -> None:
+        """Claim in one call for each shard and kind of order. Adds to `used` how many came from each queue."""
         together: defaultdict[tuple[int, bool], list[QueueClaim]] = defaultdict(list)
         for ask in asks:
             if places.get(ask.prefix) in self._pod.shards:
                 together[places[ask.prefix], reserved[ask.prefix].limits.in_order].append(ask)
-        used: Counter[str] = Counter()
         for (shard, in_order), some in together.items():
             most = {ask.prefix: reserved[ask.prefix].count for ask in some}
             permits = [permit for ask in some for permit in reserved[ask.prefix].permits]
-            used += _numbers(await self._take(shard, most, some, in_order=in_order, permits=permits))
-        return used
+            used.update(_numbers(await self._take(shard, most, some, in_order=in_order, permits=permits)))
 
     def _after(self, ask: QueueClaim, most: Mapping[str, int], reserved: Reservation, used: int) -> int:
         """Plan what follows a claim from a limited queue. Returns for how many ms nothing of it may start."""
@@ -235,9 +258,11 @@ class Claimer:
             reserved = await self._reserve({prefix: (concurrency[prefix], len(limited[prefix])) for prefix in limited})
             for prefix, some in limited.items():
                 chosen += some[: reserved[prefix].count]
-            if chosen:
-                used = await self._take_over(shard, chosen, [p for each in reserved.values() for p in each.permits])
-                await self._pod.permits.give_back((each, used[prefix]) for prefix, each in reserved.items())
+            if not chosen:
+                return
+            permits = [permit for each in reserved.values() for permit in each.permits]
+            async with self._giving_back(reserved) as used:
+                used.update(await self._take_over(shard, chosen, permits))
 
     async def _take_over(self, shard: int, orphans: Sequence[Identity], permits: Sequence[Permit]) -> Counter[str]:
         """Rescue runs and start them. Returns how many came from each queue."""
