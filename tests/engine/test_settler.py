@@ -105,6 +105,16 @@ async def test_ends_are_written_in_their_order_and_the_leases_given_up() -> None
     assert rig.told == ["n0", "n1", "n2"]
 
 
+async def test_who_waits_for_room_is_told_of_a_lost_run_and_its_end_is_not_written() -> None:
+    rig = _Rig()
+    run = Run(0, a_timer(id="x", token=next(_tokens)), _reminder, 0.0, 0.0)
+    rig.runs.add([run])
+    rig.runs.lose(run)
+    async with rig.open():
+        await rig.runs.emptied()
+    assert (rig.store.batches, len(rig.runs), rig.told) == ([], 0, ["x"])
+
+
 async def test_a_run_keeps_its_lease_until_its_end_is_written() -> None:
     rig = _Rig()
     held: list[int] = []

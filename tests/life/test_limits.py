@@ -20,6 +20,7 @@ from timers.engine import claimer, sweeper
 from timers.errors import Unavailable
 from timers.processor import Context
 from timers.store import scripts
+from timers.store.permits import Permits
 from timers.store.servers.connections import Scripts
 from timers.store.store import Touched
 
@@ -193,6 +194,27 @@ class TestConcurrency:
         fail_once(monkeypatch, pod.store, "rescue", Unavailable("Redis cannot do this now", nothing_done=True))
         await fleet.kill(dying)
         await ended(fleet, ["x"])
+
+    async def test_a_lost_run_gives_its_permit_back(self, fleet: Fleet) -> None:
+        """Its pod kept the permit beside that of the pod that has the run now."""
+        lost, held = Held(concurrency=2), Held(concurrency=2)
+        frozen = await fleet.pod(lost, name="a", lease_ms=HOUR_MS)
+        await arm(fleet, ["x"])
+        await until(lambda: len(lost) == 1, "it runs")
+        await frozen.freeze()
+        await fleet.expire_lease("x")
+        await fleet.pod(held, name="b", lease_ms=HOUR_MS)
+        await until(lambda: len(held) == 1, "it was taken over")
+        frozen.thaw()
+        await until(lambda: lost.cancelled == 1, "it is lost")
+        held.release.set()
+        await ended(fleet, ["x"])
+        permits = Permits(fleet.store)
+
+        async def all_free() -> bool:
+            return not await permits.in_use("note")
+
+        await eventually(all_free, "no permit is in use")
 
     async def test_permits_of_runs_longer_than_a_lease_are_kept(self, fleet: Fleet) -> None:
         held, other = Held(concurrency=1), Calls(concurrency=1)

@@ -272,7 +272,7 @@ class Runner:
         now = time.monotonic()
         self._observer.ended(prefix, kind, now - run.started)
         if outcome is None:
-            self._runs.drop((run,))
+            self._runs.lose(run)
         else:
             if self._held_off and isinstance(outcome, Done | Rearm):
                 self._held_off.pop(timer.prefix, None)

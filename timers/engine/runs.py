@@ -5,6 +5,7 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal
@@ -95,7 +96,7 @@ class Runs:
     While Redis is down, ends wait. Leases may expire meanwhile; then the token decides."""
 
     def __init__(self, pod: Pod, written: Callable[[Sequence[Run]], None]) -> None:
-        """`written` is told of runs whose ends are written."""
+        """`written` is told of runs whose ends are written, and of those that were lost."""
         self._pod, self._written = pod, written
         self._keeps_failed = pod.options.retention_failed_ms != 0
         self._held: dict[Run, None] = {}
@@ -104,6 +105,7 @@ class Runs:
         self._extended = asyncio.Event()
         self._queues = defaultdict[int, deque[tuple[Run, Settlement]]](deque)
         self._again_at: dict[int, float] = {}
+        self._lost: list[Run] = []
         self._something, self._empty = asyncio.Event(), asyncio.Event()
         self._empty.set()
         self.waiting = 0
@@ -123,6 +125,13 @@ class Runs:
         """Stop holding leases: they were given up, lost or settled."""
         for run in runs:
             self._held.pop(run, None)
+
+    def lose(self, run: Run) -> None:
+        """Stop holding a lease that another pod has. The run's permit is given back soon."""
+        self.drop((run,))
+        self._lost.append(run)
+        self._empty.clear()
+        self._something.set()
 
     async def wait_for_lease(self, run: Run, seconds: float) -> None:
         """Wait until the run's lease is certain for that long, which it normally is."""
@@ -144,16 +153,18 @@ class Runs:
         self.waiting += 1
 
     async def emptied(self) -> None:
-        """Wait until every end is written or refused."""
+        """Wait until every end is written or refused, and what lost runs held is given back."""
         await self._empty.wait()
 
     async def settle(self) -> None:
-        """Write ends as they come. A batch leaves the queue only after its answer, so a restart repeats it, and the
-        script answers `already` for what it has."""
+        """Write ends as they come, and give back what lost runs held. A batch leaves the queue only after its answer,
+        so a restart repeats it, and the script answers `already` for what it has."""
         while True:
             await self._something.wait()
             wrote = [await self._wrote(shard, queue) for shard, queue in list(self._queues.items()) if queue]
-            if self.waiting == 0:
+            if self._lost:
+                await self._release_lost()
+            if self.waiting == 0 and not self._lost:
                 self._something.clear()
                 self._empty.set()
             elif not any(wrote):
@@ -201,6 +212,13 @@ class Runs:
             await self._pod.permits.release([run.permit for run in runs if run.permit])
         for run in runs:
             run.permit = None
+
+    async def _release_lost(self) -> None:
+        """Nothing of a lost run is written. A permit that cannot be released ends with the lease."""
+        lost, self._lost = self._lost, []
+        with suppress(Unavailable):
+            await self._release_permits([run for run in lost if run.permit])
+        self._written(lost)
 
     async def _write_ends(self, shard: int, settlements: Sequence[Settlement]) -> list[str]:
         """Write a batch. If that fails, write each end alone, so that one bad end does not hold up the others. The run
