@@ -194,6 +194,17 @@ async def in_doubt(rig: _Rig) -> None:
     await asyncio.wait_for(rig.doubted.wait(), 10)
 
 
+async def test_a_prefix_takes_no_memory_once_its_runs_have_ended(rig: _Rig, held: Held) -> None:
+    """Callers can make up prefixes without end: `note-1`, `note-2` and so on are served by `note`."""
+    held.release.set()
+    for number in range(3):
+        assert rig.runner.room_of(f"note-{number}") == 10
+        rig.start(prefix=f"note-{number}")
+    await rig.runner.finished()
+    assert len(rig.runs.ends) == 3
+    assert not rig.runner._of_prefix
+
+
 @pytest.mark.parametrize("used", [0.8, 1.0])
 async def test_a_claim_that_used_up_its_lease_starts_once_that_is_extended(rig: _Rig, held: Held, used: float) -> None:
     timers = answered_late(rig, 3, used=used)

@@ -85,7 +85,7 @@ class Runner:
         """Processors being run."""
         self.abandoned = 0
         """Plain functions that keep running although their runs were given up: a thread cannot be stopped."""
-        self._of_prefix = defaultdict[str, int](int)
+        self._of_prefix = Counter[str]()
         self._held_off: dict[str, float] = {}
         self._starting: deque[Run] = deque()
         self._changed = asyncio.Event()
@@ -152,8 +152,7 @@ class Runner:
                 run.permit = own.popleft()
         self._runs.add(runs)
         self.executing += len(runs)
-        for prefix, number in Counter([timer.prefix for timer in timers]).items():
-            self._of_prefix[prefix] += number
+        self._of_prefix.update([timer.prefix for timer in timers])
         self._starting += runs[: len(claimed.timers)]
         for run, (_, reason) in zip(runs[len(claimed.timers) :], claimed.unreadable, strict=True):
             self._end(run, Failed("CorruptRecord", reason, final=True))
@@ -267,6 +266,8 @@ class Runner:
         timer, prefix = run.timer, run.processor.prefix
         self.executing -= 1
         self._of_prefix[timer.prefix] -= 1
+        if not self._of_prefix[timer.prefix]:
+            del self._of_prefix[timer.prefix]  # callers can make up prefixes without end
         self._changed.set()
         kind = "lost" if outcome is None else _KINDS[type(outcome)]
         now = time.monotonic()
@@ -277,14 +278,17 @@ class Runner:
             if self._held_off and isinstance(outcome, Done | Rearm):
                 self._held_off.pop(timer.prefix, None)
             transition = self._decided(run, outcome)
-            if transition.cause[0] == "retry":
-                self._observer.count("retries", prefix)
-                self._observer.failed(prefix, RETRIED)
-            elif transition.cause[0] == "failed":  # the timer, or this occurrence of it
-                self._observer.failed(prefix, FAILED)
+            if transition.cause[0] in ("retry", "failed"):
+                self._count_failed(prefix, transition.cause[0])
             self._runs.put(run, Settlement(timer, transition, run.timings(now)))
         if run.span is not None:
             end_span(run.span, kind, outcome)
+
+    def _count_failed(self, prefix: str, cause: str) -> None:
+        """An attempt failed, and the timer retries; or it has failed, or this occurrence of it."""
+        if cause == "retry":
+            self._observer.count("retries", prefix)
+        self._observer.failed(prefix, RETRIED if cause == "retry" else FAILED)
 
     def _hold_off(self, prefix: str, hold_off_ms: int, reason: str) -> None:
         if not self.held_off_ms(prefix):
