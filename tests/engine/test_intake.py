@@ -214,7 +214,6 @@ def test_late_looks_begin_again_after_a_rest(intake: Intake, time: _Time) -> Non
 
 def test_a_queue_whose_rate_is_used_up_is_marked_when_it_allows_the_next(intake: Intake, time: _Time) -> None:
     intake.mark_after(*NOTE, seconds=2.0)
-    intake.mark_after(*NOTE, seconds=0.5)
     time.pass_(1.9)
     assert taken(intake) == []
     time.pass_(0.1)
@@ -222,6 +221,18 @@ def test_a_queue_whose_rate_is_used_up_is_marked_when_it_allows_the_next(intake:
     intake.mark_after(*NOTE, seconds=1.0)
     time.pass_(1.0)
     assert taken(intake) == [(0, "rate", "note", CLAIM_BATCH)]
+
+
+def test_of_several_looks_for_one_cause_the_earliest_counts(intake: Intake, time: _Time) -> None:
+    """A processor held its queue off for an hour, and the rate allowed the next start in a second."""
+    intake.mark_after(*NOTE, seconds=3600)
+    intake.mark_after(*NOTE, seconds=1)
+    intake.mark_after(*NOTE, seconds=2)
+    time.pass_(1)
+    assert taken(intake) == [(0, "rate", "note", CLAIM_BATCH)]
+    time.pass_(3600)
+    assert taken(intake) == []
+    assert time.pending == 0
 
 
 def test_orphans_are_taken_by_shard_and_only_as_many_as_there_is_room_for(intake: Intake) -> None:

@@ -4,6 +4,7 @@ A mark costs O(1) however many events there are, so a burst of 100,000 events ma
 """
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
@@ -93,7 +94,8 @@ class Intake:
         self._free, self._limited = self._lanes = _Lane(CLAIM_QUEUES), _Lane(LIMITED_QUEUES)
         self._orphans: dict[Identity, int] = {}
         self._holds = Counter[int]()
-        self._waiting: set[tuple[int, str, str]] = set()
+        self._waiting: dict[tuple[int, str, str], float] = {}
+        """When the next look of each shard, prefix and cause is to be."""
         self._touches = 0
         self.gaps = 0
         """How often Redis was out of reach, or events may have been missed."""
@@ -120,10 +122,10 @@ class Intake:
     def mark_after(self, shard: int, prefix: str, seconds: float, cause: str = "rate") -> None:
         """Take everything that the queue has due after this many seconds, unless it is to be taken for this cause
         before: when its rate allows the next start, or a little after events that hash to other pods."""
-        waiting = shard, prefix, cause
-        if waiting not in self._waiting:
-            self._waiting.add(waiting)
-            self._later(seconds, partial(self._waited, *waiting, time.monotonic()))
+        waiting, now = (shard, prefix, cause), time.monotonic()
+        if (at := now + seconds) < self._waiting.get(waiting, math.inf):
+            self._waiting[waiting] = at
+            self._later(seconds, partial(self._waited, *waiting, now, at))
 
     def mark_orphan(self, shard: int, identity: Identity) -> None:
         """The lease of a run has expired: rescue the run."""
@@ -212,9 +214,10 @@ class Intake:
     def _lane(self, prefix: str) -> _Lane:
         return self._limited if self._is_limited(prefix) else self._free
 
-    def _waited(self, shard: int, prefix: str, cause: str, known_at: float) -> None:
-        self._waiting.discard((shard, prefix, cause))
-        self.mark_all(shard, prefix, cause, known_at=known_at)
+    def _waited(self, shard: int, prefix: str, cause: str, known_at: float, at: float) -> None:
+        if self._waiting.get((shard, prefix, cause)) == at:  # else an earlier look took its place
+            del self._waiting[shard, prefix, cause]
+            self.mark_all(shard, prefix, cause, known_at=known_at)
 
     def _release_orphans(self, shards: Sequence[int]) -> None:
         self._holds -= Counter(shards)
