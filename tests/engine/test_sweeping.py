@@ -322,6 +322,24 @@ async def test_a_clock_of_the_server_that_was_set_forward_ends_a_sleep(
     await asyncio.gather(sweeping, return_exceptions=True)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_clock_of_the_server_that_was_set_back_ends_a_sleep(
+    rig: _Rig, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """By the new clock the next poll was to come ten minutes later, and another pod had been heard in ten minutes."""
+    monkeypatch.setattr("timers.engine.sweeper.CLOCK_SECONDS", 0.001)
+    rig.peers.own_rank = rank
+    await rig.poll()
+    rig.sweeper.heard(0)
+    looks, sweeping = rig.store.looks, asyncio.create_task(rig.sweeper.run())
+    await asyncio.sleep(0)
+    rig.store.clock.observe(NOW_MS - 600_000, rig.store.now_s, rig.store.now_s)
+    await until(lambda: rig.store.looks > looks, "a look")
+    assert rig.one.next_poll_ms <= rig.store.clock.now_ms() + INTERVAL_MS
+    sweeping.cancel()
+    await asyncio.gather(sweeping, return_exceptions=True)
+
+
 @pytest.mark.parametrize(
     ("due", "lost", "leaves"), [({"note": 0}, False, False), ({"x": 0}, False, True), ({}, True, True)]
 )
