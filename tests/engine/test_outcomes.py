@@ -265,6 +265,36 @@ async def test_a_pod_holds_off_with_a_prefix_and_then_tries_one_at_a_time(fleet:
     assert pod.worker.runner.room_of("note") > 1
 
 
+async def test_a_hold_off_that_a_success_ends_holds_up_nothing_any_more(fleet: Fleet) -> None:
+    """The queue stayed blocked for as long as the processor had asked for."""
+    release = asyncio.Event()
+
+    async def act(timer: Timer, _context: Context) -> None:
+        if timer.id == "under-way":
+            await release.wait()
+        if timer.id == "away":
+            raise Retry("the server is away", after="1h", hold_off="1h")
+
+    calls = Calls(act=act)
+    await fleet.pod(calls)
+
+    async def is_blocked() -> bool:
+        return await fleet.redis.zscore("timers:{0}:blocked", "note") is not None
+
+    async def goes_on() -> bool:
+        return not await is_blocked()
+
+    await fleet.client.create("note", "under-way", delay=0)
+    await until(lambda: len(calls) == 1, "one runs")
+    await fleet.client.create("note", "away", delay=0)
+    await until(lambda: len(calls) == 2, "another finds the server away")
+    await fleet.client.create("note", "waits", delay=0)
+    await eventually(is_blocked, "the pod holds off")
+    release.set()
+    await fleet.completed("waits")
+    await eventually(goes_on, "other pods may take what is due")
+
+
 async def test_fail_gives_up_at_once_whatever_attempts_are_left(fleet: Fleet) -> None:
     async def act(_timer: Timer, _context: Context) -> None:
         raise Fail("no such user")

@@ -87,6 +87,8 @@ class Runner:
         """Plain functions that keep running although their runs were given up: a thread cannot be stopped."""
         self._of_prefix = Counter[str]()
         self._held_off: dict[str, float] = {}
+        self.resumed: Callable[[str], object] = lambda _prefix: None
+        """Told of a prefix with which this pod no longer holds off, because a run has succeeded."""
         self._starting: deque[Run] = deque()
         self._changed = asyncio.Event()
         self._threads = Threads()
@@ -276,7 +278,7 @@ class Runner:
             self._runs.lose(run)
         else:
             if self._held_off and isinstance(outcome, Done | Rearm):
-                self._held_off.pop(timer.prefix, None)
+                self._end_hold_off(timer.prefix)
             transition = self._decided(run, outcome)
             if transition.cause[0] in ("retry", "failed"):
                 self._count_failed(prefix, transition.cause[0])
@@ -294,6 +296,10 @@ class Runner:
         if not self.held_off_ms(prefix):
             _log.warning("holding off with a prefix", prefix=prefix, seconds=hold_off_ms / 1000, reason=reason)
         self._held_off[prefix] = self._clock.now_ms() + hold_off_ms
+
+    def _end_hold_off(self, prefix: str) -> None:
+        if self._held_off.pop(prefix, None) is not None:
+            self.resumed(prefix)
 
     def _decided(self, run: Run, outcome: Outcome) -> Transition:
         now_ms = round(self._clock.now_ms())

@@ -19,6 +19,7 @@ from timers.engine.listener import Listener
 from timers.engine.maintenance import REPORT_SECONDS, UNSERVED_SECONDS, Maintenance
 from timers.engine.peers import Peers
 from timers.engine.pod import Observer, Pod, WorkerOptions
+from timers.engine.resuming import Resuming
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
 from timers.engine.supervisor import Lifespans, Services, Supervisor, ThreadSupervisor, repeat
@@ -106,6 +107,8 @@ class Worker:
         self._runs = Runs(pod, self._ends_written)
         self._lifespans = Lifespans(registry.processors)
         self.runner = Runner(pod, self._runs, timers, self._lifespans)
+        self.runner.resumed = self._resumed
+        self._resuming = Resuming(store)
         self._sweeper = Sweeper(pod, self.intake, self.peers, self._canaries)
         self._claimer = Claimer(pod, self.intake, self.runner, self._catch_up)
         self._hooks = Hooks(pod, self.peers)
@@ -227,6 +230,7 @@ class Worker:
         if self._runs.waiting:
             _log.error("ends not written; other pods will take these runs over", waiting=self._runs.waiting)
         await self._ending.stop()
+        await self._until_overdue(self._resuming.finish(), and_seconds=hand_back_seconds)
         await self._leasing.stop()
         await self._until_overdue(self._lifespans.close(), and_seconds=hand_back_seconds)
         if self._options.spans is not None:
@@ -301,6 +305,13 @@ class Worker:
             if limit.bounds_concurrency:
                 for shard in self._pod.shards[:1] if limit.in_order else self._pod.shards:
                     self.intake.mark_all(shard, prefix, "room")
+
+    def _resumed(self, prefix: str) -> None:
+        """This pod no longer holds off with a prefix: what waits may start, and need not wait until it would have
+        ended."""
+        for shard in self._pod.shards:
+            self.intake.mark_all(shard, prefix, "room")
+        self._resuming.resume(prefix)
 
     def _state(self) -> Mapping[str, Any]:
         return {
