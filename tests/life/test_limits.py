@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import count, islice
 from typing import Any
 
 import pytest
@@ -44,8 +45,13 @@ class Busy(Calls):
         self.running.subtract(names)
 
 
-def ids(count: int) -> list[str]:
-    return [f"n{number}" for number in range(count)]
+def ids(number: int) -> list[str]:
+    return [f"n{n}" for n in range(number)]
+
+
+def of_shard(fleet: Fleet, shard: int, number: int) -> list[str]:
+    """The first ids of the prefix `note` that are in a shard."""
+    return list(islice((i for n in count() if fleet.store.shard_of("note", i := f"n{n}") == shard), number))
 
 
 async def arm(fleet: Fleet, timer_ids: Iterable[str], prefix: str = "note", **fields: Any) -> list[Timer]:
@@ -139,6 +145,21 @@ class TestConcurrency:
         await arm(sharded, ids(40))
         await ended(sharded, ids(40))
         assert busy.most[""] <= 2
+
+    async def test_no_shard_starves_behind_the_backlog_of_another(
+        self, sharded: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whoever freed a place asked the shards in the same order each time, and the first took it."""
+        monkeypatch.setattr(claimer, "FULL_MS", HOUR_MS)
+
+        async def work(_timer: Timer, _context: Context) -> None:
+            await asyncio.sleep(0.05)  # so that the claims after one end are answered before the next
+
+        calls, backlog, waiting = Calls(act=work, concurrency=2), of_shard(sharded, 0, 100), of_shard(sharded, 3, 10)
+        await arm(sharded, [*backlog, *waiting])
+        await sharded.pod(calls, grace_ms=HOUR_MS)
+        await ended(sharded, [*backlog, *waiting])
+        assert max(map(calls.ids.index, waiting)) < 60
 
     async def test_a_dead_pod_gives_its_permit_back(self, fleet: Fleet) -> None:
         held, busy = Held(concurrency=1), Busy(concurrency=1)
@@ -323,7 +344,7 @@ class TestOrder:
     ) -> None:
         """A pod finds no room, and blocks its queue after the other pod has ended its run and let the queue go on."""
         monkeypatch.setattr(claimer, "FULL_MS", 3_600_000)
-        first, second = (next(i for i in ids(40) if sharded.store.shard_of("note", i) == shard) for shard in (0, 1))
+        (first,), (second,) = of_shard(sharded, 0, 1), of_shard(sharded, 1, 1)
         held = Held(concurrency=1)
         let = await sharded.pod(held, name="lets", shard_subset=(0,))
         wait = await sharded.pod(held, name="waits", shard_subset=(1,))

@@ -98,6 +98,7 @@ class Worker:
         """`disagreed` is called if the db has another number of shards by now, so that this pod must end."""
         self._options = options
         self._draining = False
+        self._first_shard = 0
         self._overdue = asyncio.Event()
         self.peers = self._build_peers(store, registry, disagreed)
         self._pod = pod = Pod(store, registry, options, observer or Observer(), self.peers.owner)
@@ -303,8 +304,14 @@ class Worker:
         limits = {run.timer.prefix: run.processor.limits for run in runs}
         for prefix, limit in limits.items():
             if limit.bounds_concurrency:
-                for shard in self._pod.shards[:1] if limit.in_order else self._pod.shards:
+                for shard in self._pod.shards[:1] if limit.in_order else self._next_turn():
                     self.intake.mark_all(shard, prefix, "room")
+
+    def _next_turn(self) -> Sequence[int]:
+        """The shards of this pod, each time from another on: the first ones that are asked may take all the room."""
+        shards = self._pod.shards
+        self._first_shard = (self._first_shard + 1) % len(shards)
+        return (*shards[self._first_shard :], *shards[: self._first_shard])
 
     def _resumed(self, prefix: str) -> None:
         """This pod no longer holds off with a prefix: what waits may start, and need not wait until it would have
