@@ -77,6 +77,19 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, of: object, name: str, error: Exc
     monkeypatch.setattr(of, name, fail)
 
 
+def watch(monkeypatch: pytest.MonkeyPatch, of: object, name: str) -> asyncio.Event:
+    """An event that is set once a call of a method has been answered."""
+    right, answered = getattr(of, name), asyncio.Event()
+
+    async def call(*given: Any, **options: Any) -> Any:
+        answer = await right(*given, **options)
+        answered.set()
+        return answer
+
+    monkeypatch.setattr(of, name, call)
+    return answered
+
+
 async def test_the_doctor_names_limits_that_differ_between_pods(fleet: Fleet) -> None:
     await fleet.pod(Busy(concurrency=3), Busy("mail", rate="10/s"), name="a")
     await fleet.pod(Busy(concurrency=5), Busy("mail", rate="10/s"), name="b")
@@ -137,6 +150,27 @@ class TestConcurrency:
         held.release.set()
         await fleet.drain(first)
         await ended(fleet, ["x", "y"])
+
+    @pytest.mark.parametrize("concurrency", [1, 2])
+    async def test_room_that_a_draining_pod_leaves_is_filled(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, concurrency: int
+    ) -> None:
+        """It claims nothing any more, and told nobody that its runs had ended."""
+        monkeypatch.setattr(claimer, "FULL_MS", HOUR_MS)
+        leaves, stays = Held(concurrency=concurrency), Calls(concurrency=concurrency)
+        first = await fleet.pod(leaves, name="leaves")
+        await arm(fleet, ids(concurrency))
+        await until(lambda: len(leaves) == concurrency, "the limit is reached")
+        second = await fleet.pod(stays, name="stays")
+        is_refused = watch(monkeypatch, second.worker._claimer, "_look_again")
+        await arm(fleet, ["waits"])
+        await is_refused.wait()
+        draining = asyncio.create_task(fleet.drain(first))
+        await until(lambda: set(first.worker._taking.states.values()) == {"stopped"}, "it claims nothing any more")
+        leaves.release.set()
+        await draining
+        await ended(fleet, [*ids(concurrency), "waits"])
+        assert stays.ids == ["waits"]
 
     async def test_over_several_shards_the_limit_is_the_same(self, sharded: Fleet) -> None:
         busy = Busy(concurrency=2)

@@ -303,7 +303,9 @@ class Worker:
         self.runner.room_changed()
         limits = {run.timer.prefix: run.processor.limits for run in runs}
         for prefix, limit in limits.items():
-            if limit.bounds_concurrency:
+            if self._draining and limit.concurrency:
+                self._resuming.resume(prefix)  # this pod takes nothing more, and nobody else knows of the room
+            elif limit.bounds_concurrency:
                 for shard in self._pod.shards[:1] if limit.in_order else self._next_turn():
                     self.intake.mark_all(shard, prefix, "room")
 
