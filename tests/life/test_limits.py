@@ -23,7 +23,7 @@ from timers.processor import Context
 from timers.store import scripts
 from timers.store.permits import Permits
 from timers.store.servers.connections import Scripts
-from timers.store.store import Touched
+from timers.store.store import Claimed, Touched
 
 
 class Busy(Calls):
@@ -139,6 +139,31 @@ class TestConcurrency:
         await until(lambda: pod.worker.intake.is_empty, "it has stopped asking")
         held.release.set()
         await ended(fleet, ids(600))
+
+    async def test_room_that_a_claim_asked_for_and_did_not_need_is_filled(
+        self, sharded: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another claim found no room meanwhile, and forgot that its queue was due."""
+        calls = Calls(pod_concurrency=1)
+        pod = await sharded.pod(calls, grace_ms=HOUR_MS)
+        (second,) = of_shard(sharded, 1, 1)
+        asked, answer = asyncio.Event(), asyncio.Event()
+        claim = pod.store.claim
+
+        async def claim_late(shard: int, *given: Any, **options: Any) -> Claimed:
+            if shard == 0:
+                asked.set()
+                await answer.wait()
+            return await claim(shard, *given, **options)
+
+        monkeypatch.setattr(pod.store, "claim", claim_late)
+        pod.worker.intake.mark(0, "note")  # its timer goes to another pod, or is cancelled
+        await asked.wait()
+        found_no_room = watch(monkeypatch, pod.worker._claimer, "_claim")
+        await arm(sharded, [second])
+        await found_no_room.wait()
+        answer.set()
+        await ended(sharded, [second])
 
     async def test_room_on_one_pod_is_filled_when_a_run_on_another_ends(self, fleet: Fleet) -> None:
         held = Held(concurrency=1)

@@ -18,7 +18,7 @@ from timers.logs import get_logger
 from timers.store import keys
 from timers.store.cooperative import side_by_side
 from timers.store.permits import Permit, Reservation
-from timers.store.store import Claimed, Identity
+from timers.store.store import Claimed, Identity, Queue
 
 _log = get_logger("timers.claimer")
 
@@ -43,6 +43,8 @@ class Claimer:
         self._caught_up, self._catching_up = -1, asyncio.Lock()
         self._asked = 0
         self._asked_of: Counter[str] = Counter()
+        self._short: set[Queue] = set()
+        """Queues for which there was less room than they asked for, because of claims under way."""
         self._unanswered: set[asyncio.Future[None]] = set()
         self._rounds: set[asyncio.Task[None]] = set()
 
@@ -120,6 +122,7 @@ class Claimer:
         if cause == "sweep":
             await self._block(shard, held_off)
         most = {ask.prefix: min(ask.most, self._room_of(ask.prefix)) for ask in asks}
+        self._short.update((shard, a.prefix) for a in asks if most[a.prefix] < a.most and self._asked_of[a.prefix])
         if limited:
             await self._claim_limited(shard, asks, most)
             return
@@ -319,8 +322,15 @@ class Claimer:
             yield
         finally:
             self._asked_of -= Counter(most)
+            self._ask_again([queue for queue in self._short if queue[1] in most])
             self._unanswered.remove(answered)
             answered.set_result(None)
+
+    def _ask_again(self, queues: Sequence[Queue]) -> None:
+        """A claim of their prefixes has ended, and may have needed less than the room that it asked for."""
+        self._short.difference_update(queues)
+        for shard, prefix in queues:
+            self._intake.mark_all(shard, prefix, "room")
 
     def _follow_up(self, ask: QueueClaim, *, has_more: bool) -> None:
         """After a full batch, or one that a sweep asked for, the queue stays marked. A short batch has emptied the
