@@ -13,6 +13,7 @@ from tests.rights import USER, as_user, grant
 from tests.waiting import eventually, patient
 from timers.client import client_over, open_store
 from timers.client.fleet import read_fleet, read_stats, read_story
+from timers.core.durations import HOUR_MS
 from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.dashboard.overview import health, read_seen
@@ -219,3 +220,28 @@ async def test_a_user_who_may_not_publish_leaves_no_half_timer(fleet: Fleet, lim
     await redis.execute_command("ACL", "SETUSER", USER, "resetchannels")
     await client_over(limited).create("note", "x", delay=0)
     await conserved(fleet.store)
+
+
+async def test_bare_keys_that_may_not_be_read_hold_up_no_others(fleet: Fleet) -> None:
+    """A page full of them was read again and again: whether another key was deleted in time, nobody looked."""
+    await declare(fleet.store, "lost")
+    pod = await fleet.pod(Calls(), Calls("lost"), adopt_every_ms=HOUR_MS)
+    await until(pod.hears, "it would hear of an expiry")
+    await fleet.redis.set("note:x", "1", px=4_000)
+    assert pod.worker._listener._bare is not None
+    pod.worker._listener._bare.scan_now()
+
+    async def is_adopted() -> bool:
+        return await fleet.redis.zscore("timers:{0}:bare", "note:x") is not None
+
+    await eventually(is_adopted, "it is adopted")
+    await grant(fleet.redis, 0, ["note"])
+    await fleet.redis.zadd("timers:{0}:bare", {f"lost:{number}": number for number in range(1, 502)})
+    await fleet.redis.delete("note:x")
+
+    async def is_over() -> bool:
+        (timer,) = await fleet.store.get([("note", "x")])
+        return timer is not None and timer.status is not Status.SCHEDULED
+
+    await eventually(is_over, "its end was found")
+    await fleet.redis.zremrangebyscore("timers:{0}:bare", 1, 501)

@@ -19,7 +19,7 @@ from tests.store.acts import (
     running,
     settle,
 )
-from timers.bare.keys import GONE, NO_TTL, BareKeys, Heard, KeyState, spec_of
+from timers.bare.keys import GONE, NO_TTL, PAGE_SIZE, BareKeys, Heard, KeyState, spec_of
 from timers.core.durations import MAX_TIME_MS
 from timers.core.model import Status, Timer
 from timers.store.store import Store
@@ -499,6 +499,17 @@ async def test_the_known_keys_come_in_the_order_of_their_deadlines(store: Store)
     assert (cursor, sorted(page)) == (0, [A, (PREFIX, "b"), (PREFIX, "c")])
     assert await inspect(store) == KeyState(now_ms + 1_000_000, GONE)
     assert not await redis.exists(KEY)
+
+
+async def test_known_keys_that_the_user_may_not_read_hide_no_others(store: Store) -> None:
+    """There may be any number of them, and their deadlines may have passed long ago."""
+    redis, bare = store.connections.commands, BareKeys(store)
+    secret = {f"secret:{number}": number for number in range(2 * PAGE_SIZE + 1)}
+    await redis.zadd("timers:{0}:bare", {**secret, KEY: 10_000})
+    assert len(await bare.known_until(20_000)) == PAGE_SIZE
+    store.refusals.denied("PEXPIRETIME secret:0")
+    assert await bare.known_until(20_000) == {A: 10_000}
+    assert await bare.known_until(9_999) == {}
 
 
 async def test_a_scan_finds_names_and_values(store: Store) -> None:

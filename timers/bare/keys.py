@@ -2,8 +2,8 @@
 
 import contextlib
 import json
-from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -109,13 +109,33 @@ class BareKeys:
             return shards if await self._redis.exists(*map(_index, shards)) else range(0)
 
     async def known_until(self, until_ms: int) -> dict[Identity, int]:
-        """Known keys with a deadline up to `until_ms`, with their deadlines: the first PAGE_SIZE of each shard."""
+        """Known keys with a deadline up to `until_ms`, with their deadlines: of each shard the first PAGE_SIZE, and up
+        to the end of a page. Leaves out prefixes that the Redis user was refused a moment ago: nobody can deal with
+        their keys, and a page full of them must not hold up the others."""
+        known, number, waits = dict[Identity, int](), Counter[int](), self.store.refusals.waits
+        shards: Sequence[int] = await self.shards_with_keys()
+        start = 0
+        while shards:
+            pages = await self._pages(shards, until_ms, start)
+            for shard, page in pages.items():
+                some = {identity: ms for identity, ms in page.items() if not waits(identity[0])}
+                number[shard] += len(some)
+                known |= some
+            shards = [shard for shard, page in pages.items() if len(page) == PAGE_SIZE and number[shard] < PAGE_SIZE]
+            start += PAGE_SIZE
+        return known
+
+    async def _pages(self, shards: Sequence[int], until_ms: int, start: int) -> dict[int, dict[Identity, int]]:
+        """By shard, known keys with a deadline up to `until_ms`, from a place in their order on."""
         answers = await self.store.of_shards(
-            lambda asked, root: asked.zrangebyscore(f"{root}bare", 0, until_ms, 0, PAGE_SIZE, withscores=True),
+            lambda asked, root: asked.zrangebyscore(f"{root}bare", 0, until_ms, start, PAGE_SIZE, withscores=True),
             [],
-            shards=await self.shards_with_keys(),
+            shards=shards,
         )
-        return {keys.identity_of(keys.text(member)): int(score) for (found,) in answers for member, score in found}
+        return {
+            shard: {keys.identity_of(keys.text(member)): int(ms) for member, ms in page}
+            for shard, (page,) in zip(shards, answers, strict=True)
+        }
 
     async def inspect(self, identities: Collection[Identity], lead_ms: int) -> tuple[dict[Identity, KeyState], int]:
         """Read keys, which makes Redis delete and announce those that are due. Reads the values of keys whose
