@@ -430,6 +430,37 @@ class TestOrder:
         held.release.set()
         await ended(sharded, [first, second])
 
+    async def test_a_permit_that_was_only_tried_holds_nothing_up(
+        self, sharded: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A pod takes the only permit, finds nothing to start and gives it back. Another was refused meanwhile."""
+        monkeypatch.setattr(claimer, "FULL_MS", HOUR_MS)
+        (first,), (second,) = of_shard(sharded, 0, 1), of_shard(sharded, 1, 1)
+        held = Held(concurrency=1)
+        tries = await sharded.pod(held, name="tries", shard_subset=(0,))
+        waits = await sharded.pod(held, name="waits", shard_subset=(1,))
+        permits, looked, go_on = tries.worker._pod.permits, asyncio.Event(), asyncio.Event()
+        next_shards = permits.next_shards
+
+        async def look(prefixes: Sequence[str]) -> dict[str, int | None]:
+            found = await next_shards(prefixes)
+            if prefixes and held.release.is_set() and not looked.is_set():
+                assert found == {"note": None}
+                looked.set()
+                await go_on.wait()
+            return found
+
+        monkeypatch.setattr(permits, "next_shards", look)
+        await arm(sharded, [first])
+        await until(lambda: held.ids == [first], "the first runs")
+        held.release.set()
+        await looked.wait()
+        is_refused = watch(monkeypatch, waits.worker._claimer, "_look_again")
+        await arm(sharded, [second])
+        await is_refused.wait()
+        go_on.set()
+        await ended(sharded, [first, second])
+
     async def test_a_failed_timer_is_overtaken_only_while_it_waits(self, fleet: Fleet) -> None:
         """Its next try is due later, so the queue continues."""
 

@@ -9,7 +9,7 @@ from itertools import chain, repeat
 from typing import Final
 
 from timers.core.limits import Limits
-from timers.engine.intake import BACKLOG, CLAIM_BATCH, HOLD_SECONDS, Intake, QueueClaim
+from timers.engine.intake import BACKLOG, CLAIM_BATCH, HOLD_SECONDS, LATER_SECONDS, Intake, QueueClaim
 from timers.engine.pod import AGAIN_SECONDS, Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import named
@@ -171,10 +171,13 @@ class Claimer:
 
     async def _look_again(self, shard: int, prefixes: Sequence[str]) -> None:
         """The run that held the only permit may have ended while its queue was being blocked. Whoever let the queue go
-        on came before the block then, and nobody else would for `FULL_MS`."""
+        on came before the block then, and nobody else would for `FULL_MS`. Or there is no run: another pod has the
+        permit only to see whether it may start something, and may give it back."""
         for prefix in prefixes:
             if not await self._pod.permits.in_use(prefix):
                 self._intake.mark_all(shard, prefix, "room")
+            elif not await self._pod.permits.running(prefix):
+                self._intake.mark_after(shard, prefix, LATER_SECONDS, "room")
 
     async def _places(self, shard: int, reserved: Mapping[str, Reservation]) -> dict[str, int]:
         """Where to claim from the queues that may start something. A queue that runs one timer at a time has one order

@@ -93,6 +93,11 @@ class Permits:
         (held,) = await read(self._store.connections.commands, lambda asked: asked.zcount(name, now_ms, "+inf"), 0)
         return int(held)
 
+    async def running(self, prefix: str) -> int:
+        """How many timers of a prefix run, in all shards. Changes nothing."""
+        told = await self._store.of_shards(lambda asked, root: asked.hget(f"{root}counts", f"r {prefix}"), None)
+        return sum(_number(number) for (number,) in told)
+
     async def next_shards(self, prefixes: Sequence[str]) -> dict[str, int | None]:
         """For the holder of the only permit of each prefix: the shard with its earliest timer. None if there is none,
         or if one still runs: its pod is dead or stalled, and it must be rescued first."""
@@ -112,7 +117,12 @@ class Permits:
 def _first(found: Sequence[Sequence[Any]]) -> int | None:
     """The shard with the earliest timer of a queue, from how many run and the first due timer of each shard."""
     due = [(head[0][1], shard) for shard, (_, head) in enumerate(found) if head]
-    return min(due)[1] if due and not any(n and n.isdigit() and int(n) for n, _ in found) else None
+    return min(due)[1] if due and not any(_number(n) for n, _ in found) else None
+
+
+def _number(count: bytes | None) -> int:
+    """A count as it is kept, which another program may have changed."""
+    return int(count) if count and count.isdigit() else 0
 
 
 def _calls(permits: Iterable[Permit], number: int) -> Iterator[Call]:
