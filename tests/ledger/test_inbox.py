@@ -16,6 +16,7 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.client import TimerClient
 from timers.client.inbox import carry_out
 from timers.core.model import Status
+from timers.engine import inbox as inbox_module
 from timers.engine.inbox import Inbox
 from timers.engine.pod import Pod
 from timers.errors import LedgerUnavailable, Unavailable
@@ -311,6 +312,24 @@ async def test_a_row_that_replaces_a_running_timer_waits_for_the_end_of_the_run(
     assert (await fleet.completed("a")).payload == 2
     await eventually(partial(_are_left, database, 0), "so is this one")
     assert await problems(database) == {}
+
+
+async def test_what_waits_for_the_end_of_a_run_holds_up_no_start_after_a_gap(
+    database: Database, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does what follows it."""
+    held = Held()
+    pod = await fleet.pod(held, ledger=database)
+    await ask(database, "a", delay=0)
+    await until(lambda: held.ids == ["a"], "it runs")
+    await ask(database, "a", delay="1h", if_exists="replace")
+    await ask(database, "a", "cancel")
+    monkeypatch.setattr(inbox_module, "CATCH_UP_SECONDS", DEADLINE_SECONDS)
+    assert pod.worker._inbox is not None
+    await pod.worker._inbox.catch_up()
+    assert pod.worker._inbox._caught_up.is_set()
+    held.release.set()
+    await fleet.reached(Status.CANCELLED, "a")
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])

@@ -69,7 +69,7 @@ class Inbox:
         async with listening(self._database) as self._bell:
             while True:
                 asked = self._asked.is_set()
-                while await self.drain() or (asked and await self._others_carry_out()):
+                while await self.drain() or (asked and self._asked.is_set() and await self._others_carry_out()):
                     pass
                 if asked:
                     self._asked.clear()
@@ -83,6 +83,7 @@ class Inbox:
         self._asked.set()
         self._bell.ring()
         await set_within(self._caught_up, CATCH_UP_SECONDS)
+        self._asked.clear()
 
     async def _others_carry_out(self) -> bool:
         if await self._database.do(partial(inbox.has_others, without=self._left_alone()), writes=False):

@@ -73,9 +73,9 @@ async def put_back(connection: AsyncConnection, taken: Iterable[Taken]) -> None:
 
 
 async def has_others(connection: AsyncConnection, without: Collection[int]) -> bool:
-    """Whether there are rows besides these, by number; some pod may be carrying them out."""
-    asked = sa.select(inbox.c.seq).where(inbox.c.seq.not_in(without)).limit(1)
-    return (await connection.execute(asked)).first() is not None
+    """Whether there are rows besides these, by number, and those that follow them; some pod may be carrying them
+    out."""
+    return (await connection.execute(_FIRSTS.limit(1), {"without": list(without)})).first() is not None
 
 
 async def refuse(connection: AsyncConnection, problems: Sequence[tuple[Taken, str]]) -> None:
