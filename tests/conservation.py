@@ -19,6 +19,7 @@ _UNCHECKED: Final = (
         "pauses",
         "answered",
         "expiry",
+        "meanwhile",
         "displaced",
         "epoch",
         "mark",

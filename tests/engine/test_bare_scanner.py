@@ -26,6 +26,7 @@ class _Keys(BareKeys):
     def __init__(self) -> None:
         super().__init__(Store(connect("redis://nowhere.invalid")))
         self.shard: dict[Identity, int] = {}
+        self.runs: list[Identity] = []
         self.there: dict[Identity, tuple[int, bytes | None]] = {}
         self.now_ms = NOW_MS
         self.told: list[object] = []
@@ -41,6 +42,13 @@ class _Keys(BareKeys):
 
     async def shards_with_keys(self) -> range:
         return range(1)
+
+    async def meanwhile(self) -> list[Identity]:
+        return list(self.runs)
+
+    async def after_runs(self, gone: Mapping[Identity, bool]) -> dict[Identity, str]:
+        self.told += gone.items()
+        return dict.fromkeys(gone, "running")
 
     async def known_until(self, until_ms: int) -> dict[Identity, int]:
         self.watched += 1
@@ -161,6 +169,12 @@ async def test_a_key_that_expired_before_its_known_deadline_has_not_the_value_th
     keys.shard[X], keys.now_ms = DUE_MS, DUE_MS + late_ms
     await looking(keys).inspect([X], {X: HEARD})
     assert keys.told == [("expired", value)]
+
+
+async def test_keys_that_were_found_during_runs_are_looked_at_between_scans(keys: _Keys) -> None:
+    keys.runs, keys.there[X] = [X, ("note", "y")], (DUE_MS, b"1")
+    await _run_until(lambda: keys.told, looking(keys, every_ms=HOUR_MS))
+    assert keys.told[:2] == [(X, False), (("note", "y"), True)]
 
 
 async def test_what_took_the_place_of_a_key_cancels_its_timer(keys: _Keys) -> None:

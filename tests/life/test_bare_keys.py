@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.fleet import Calls, Fleet, until
+from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.waiting import eventually
 from timers.core.explain import attempts
 from timers.core.model import Status, Timer
@@ -166,6 +166,61 @@ class TestChanges:
         await fleet.completed("told-after")
         assert await fleet.client.get("note", "x") == timer
         assert calls.ids == ["told-after"]
+
+
+class TestDuringARun:
+    @pytest.mark.parametrize("dies", [False, True])
+    async def test_a_key_that_is_found_and_expires_during_a_run_fires_after_it_with_its_value(
+        self, fleet: Fleet, *, dies: bool
+    ) -> None:
+        """Its value was lost; and if no pod heard that it expired, the key was lost."""
+        calls = Held()
+        pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
+        await until(pod.hears, "it hears")
+        await fleet.redis.set("note:x", "1", px=1)
+        await until(lambda: len(calls) == 1, "it runs")
+        await fleet.redis.set("note:x", '"second"', px=1_000)
+
+        async def remembered() -> bool:
+            return bool(await fleet.redis.hexists("timers:{0}:meanwhile", "note:x"))
+
+        await eventually(remembered, "the key is remembered")
+        if dies:
+            await fleet.kill(pod)
+
+        async def gone() -> bool:
+            return not await fleet.redis.exists("note:x")
+
+        await eventually(gone, "the key has expired")
+        calls.release.set()
+        if dies:
+            await fleet.pod(calls, name="b", adopt_every_ms=OFTEN_MS)
+            await fleet.expire_lease("x")
+        await until(lambda: calls.timers[-1].payload == "second", "it fires")
+        timer = await fleet.completed("x")
+        assert [seen.payload for seen in calls.timers] == [None] * (1 + dies) + ["second"]
+        assert timer.occurrence == 2
+
+    async def test_a_key_that_is_deleted_during_a_run_does_not_fire(self, fleet: Fleet) -> None:
+        calls = Held()
+        pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
+        await until(pod.hears, "it hears")
+        await fleet.redis.set("note:x", "1", px=1)
+        await until(lambda: len(calls) == 1, "it runs")
+        await fleet.redis.set("note:x", '"second"', px=HOUR_MS)
+
+        async def remembered() -> bool:
+            return bool(await fleet.redis.hexists("timers:{0}:meanwhile", "note:x"))
+
+        await eventually(remembered, "the key is remembered")
+        await fleet.redis.delete("note:x")
+
+        async def forgotten() -> bool:
+            return not await remembered()
+
+        await eventually(forgotten, "the key is forgotten")
+        calls.release.set()
+        assert (await fleet.completed("x")).occurrence == 1
 
 
 class TestForged:

@@ -69,6 +69,8 @@ class Oracle:
         """Value and expiry (ms; None for never) of each bare key that is there."""
         self.known: dict[Identity, int] = {}
         """The deadlines of the keys that were taken in."""
+        self.meanwhile: dict[Identity, tuple[int, int, Mapping[str, Any]]] = {}
+        """Deadline, occurrence that ran, and spec of the keys that were found during a run."""
         self.answered: dict[Identity, int] = {}
         """The number of the last expiry of a bare key that was answered."""
         self.unheard = set[Identity]()
@@ -233,7 +235,13 @@ class Oracle:
             self.unheard.add(identity)
         if life is not None and life.status is Status.RUNNING:
             self.known.pop(identity, None)
+            self.meanwhile[identity] = (deadline_ms, life.occurrence, spec)
             return "running"
+        return self._adopt(identity, deadline_ms, spec)
+
+    def _adopt(self, identity: Identity, deadline_ms: int, spec: Mapping[str, Any]) -> str:
+        life = self.lives.get(identity)
+        self.meanwhile.pop(identity, None)
         self.known[identity] = deadline_ms
         if life is not None and life.adopted:
             life.spec = spec
@@ -248,9 +256,30 @@ class Oracle:
         life.adopted = True
         return "adopted"
 
+    def _remembered(self, identity: Identity) -> tuple[int, Mapping[str, Any]] | None:
+        """What was found during the run that was the last."""
+        life = self.lives.get(identity)
+        deadline_ms, occurrence, spec = self.meanwhile.get(identity, (0, 0, {}))
+        if identity in self.known or (life is not None and life.occurrence != occurrence):
+            self.meanwhile.pop(identity, None)
+        return (deadline_ms, spec) if identity in self.meanwhile else None
+
+    def after_run(self, identity: Identity, now_ms: int, *, gone: bool) -> str:
+        life, found = self.lives.get(identity), self._remembered(identity)
+        if found is None:
+            return "stale"
+        if gone and now_ms < found[0]:
+            del self.meanwhile[identity]
+            return "forgotten"
+        return "running" if life is not None and life.status is Status.RUNNING else self._adopt(identity, *found)
+
     def announce(self, identity: Identity, heard: int, now_ms: int) -> str:
         life = self.lives.get(identity)
         if identity in self.known:
+            return "look"
+        found, runs = self._remembered(identity), life is not None and life.status is Status.RUNNING
+        if found is not None and not runs:
+            self._adopt(identity, *found)
             return "look"
         if heard <= self.answered.get(identity, 0):
             return "known"
@@ -260,7 +289,9 @@ class Oracle:
             return "known"
         if life is not None and (life.status is Status.SCHEDULED or not life.came_from_key):
             return "refused"
-        if life is not None and life.status is Status.RUNNING:
+        if runs:
+            if found is not None and now_ms < found[0]:
+                del self.meanwhile[identity]
             return "running"
         self.answered[identity] = heard
         if life is None:

@@ -64,6 +64,7 @@ VERBS: Final = frozenset(
         ),
         *("adopt: adopted", "adopt: moved", "adopt: stale", "adopt: running"),
         *("announce: due", "announce: known", "announce: running", "announce: look", "announce: refused"),
+        *("after a run: adopted", "after a run: running", "after a run: forgotten"),
         *("resolve: due", "resolve: waits", "resolve: spare", "resolve: forgotten", "resolve: cancelled"),
         *("there", "ending", "expired", "deleted", "lost-ttl"),
     }

@@ -159,6 +159,76 @@ async def test_a_key_that_is_set_during_the_run_of_its_adopted_timer_is_adopted_
     assert await adopt(store) == "adopted"
 
 
+async def set_during_the_run(store: Store, ms: int) -> Timer:
+    """A key that was found during a run of its timer. Returns the run."""
+    assert await announce(store) == "due"
+    (timer,) = await claim(store)
+    await put(store, '"second"', ms=ms)
+    assert await adopt(store) == "running"
+    return timer
+
+
+async def after_run(store: Store) -> str:
+    bare = BareKeys(store)
+    assert await bare.meanwhile() == [A]
+    return (await bare.after_runs({A: (await inspect(store)).deadline_ms == GONE}))[A]
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+async def test_a_key_that_was_found_during_the_run_and_expired_fires_with_its_value(
+    store: Store, *, is_heard: bool
+) -> None:
+    """Nobody may have heard it, because the pod died. It fired without its value, or was lost."""
+    timer = await set_during_the_run(store, 500)
+    await key_gone(store, KEY)
+    assert await after_run(store) == "running"
+    if is_heard:
+        assert await announce(store, 2) == "running"
+    await settle(store, an_end(timer))
+    assert await (announce(store, 2) if is_heard else after_run(store)) == ("look" if is_heard else "adopted")
+    assert await resolve(store, "expired", heard=Heard(1, "", 2) if is_heard else None) == "due"
+    assert await announce(store, 2) == "known"
+    (timer,) = await claim(store)
+    assert (timer.payload, timer.occurrence) == ("second", 2)
+    await settle(store, an_end(timer))
+    assert await BareKeys(store).meanwhile() == []
+    assert await announce(store, 2) == "known"
+
+
+async def test_a_key_that_was_found_during_the_run_is_adopted_after_it(store: Store) -> None:
+    timer = await set_during_the_run(store, HOUR_MS)
+    assert await after_run(store) == "running"
+    await settle(store, an_end(timer))
+    assert await after_run(store) == "adopted"
+    assert (await read(store)).due_ms == await known(store)
+    assert await BareKeys(store).after_runs({A: False}) == {A: "stale"}
+
+
+async def test_a_key_that_was_deleted_during_the_run_is_forgotten(store: Store) -> None:
+    timer = await set_during_the_run(store, HOUR_MS)
+    await store.connections.commands.delete(KEY)
+    assert await after_run(store) == "forgotten"
+    await settle(store, an_end(timer))
+    assert await BareKeys(store).after_runs({A: True}) == {A: "stale"}
+
+
+async def test_a_key_that_was_set_again_during_the_run_and_expired_sooner_fires_without_value(store: Store) -> None:
+    timer = await set_during_the_run(store, HOUR_MS)
+    assert await announce(store, 2) == "running"
+    await settle(store, an_end(timer))
+    assert await announce(store, 2) == "due"
+    assert [timer.payload for timer in await claim(store)] == [None]
+
+
+async def test_what_was_found_during_an_earlier_occurrence_is_forgotten(store: Store) -> None:
+    """A pod of an earlier version has adopted the key after the run, and it has fired."""
+    timer = await set_during_the_run(store, HOUR_MS)
+    await settle(store, an_end(timer))
+    await armed(store, if_exists="replace", due="+7200000")
+    assert await after_run(store) == "stale"
+    assert (await read(store)).payload is None
+
+
 async def test_a_key_in_place_of_a_timer_replaces_it(store: Store) -> None:
     await armed(store, due="+7200000", spec={"payload": "old"})
     await adopted(store)

@@ -137,6 +137,15 @@ class BareKeys:
             for shard, (page,) in zip(shards, answers, strict=True)
         }
 
+    async def meanwhile(self) -> list[Identity]:
+        """The keys that were found during a run of their timer and are remembered until it ends."""
+        names = [f"{keys.root(shard)}meanwhile" for shard in range(self.store.shards)]
+        with scripts.reachable():
+            if not await self._redis.exists(*names):
+                return []
+        found = await scripts.read(self._redis, lambda asked: [asked.hkeys(name) for name in names], [])
+        return [keys.identity_of(keys.text(member)) for some in found for member in some]
+
     async def inspect(self, identities: Collection[Identity], lead_ms: int) -> tuple[dict[Identity, KeyState], int]:
         """Read keys, which makes Redis delete and announce those that are due. Reads the values of keys whose
         deadline is new to the shard or within `lead_ms`. Leaves out keys that the Redis user may not read. Also
@@ -214,6 +223,11 @@ class BareKeys:
     async def announce(self, heard: Mapping[Identity, Heard]) -> dict[Identity, str]:
         """Make the timers of expired keys due. Codes: due, known, running, look, refused."""
         return await self._run("resolve", {i: (one.number, "heard", one.since) for i, one in heard.items()})
+
+    async def after_runs(self, gone: Mapping[Identity, bool]) -> dict[Identity, str]:
+        """Adopt keys that were found during runs which have ended, and forget those that are gone before their
+        deadline. Codes: adopted, running, forgotten, stale."""
+        return await self._run("resolve", {i: (0, "gone" if is_gone else "left", "") for i, is_gone in gone.items()})
 
     async def take(self, deadlines: Mapping[Identity, int]) -> list[Identity]:
         """Delete keys that still have these deadlines. Returns the deleted keys."""

@@ -110,6 +110,7 @@ class BareWatch:
         """Read the keys that are due soon. Returns the seconds until the next round."""
         clock = self._keys.store.clock
         longest = LONGEST_SECONDS if self.rests == BUSY_RESTS else IDLE_LONGEST_SECONDS
+        await self._inspect_meanwhile()
         soon_ms = int(clock.now_ms()) + LEAD_MS
         known = await self._keys.known_until(soon_ms + int(longest * 1000))
         due = [identity for identity, ms in known.items() if ms <= soon_ms]
@@ -117,6 +118,14 @@ class BareWatch:
         if due:
             return LEAD_MS / 4000 if len(due) < PAGE_SIZE else 0
         return min((clock.seconds_until(ms - LEAD_MS) for ms in known.values()), default=longest)
+
+    async def _inspect_meanwhile(self) -> None:
+        """Read the keys that were set during a run of their timer, and adopt those whose run has ended."""
+        if not (found := await self._keys.meanwhile()):
+            return
+        states, _ = await self._keys.inspect(found, LEAD_MS)
+        codes = await self._keys.after_runs({i: state.deadline_ms == GONE for i, state in states.items()})
+        self._told("adopted", codes)
 
     async def _rounds(self, every_ms: int) -> None:
         await set_within(self._now, min(every_ms / 1000, FIRST_SECONDS))
@@ -176,6 +185,13 @@ class BareWatch:
     async def _report_states(self, what: str, states: Mapping[Identity, KeyState]) -> None:
         """Report what was found to the shards, and delete keys that no timer waits for any more."""
         codes = await self._keys.report(what, states)
+        self._told(what, codes)
+        spare = {i: ms for i, (_, ms, *_) in states.items() if ms >= 0 and codes[i] in ("due", "spare")}
+        if taken := await self._keys.take(spare):
+            await self._keys.report("deleted", {identity: states[identity] for identity in taken})
+
+    def _told(self, what: str, codes: Mapping[Identity, str]) -> None:
+        """What became of keys that were reported."""
         if codes:
             self.noticed()
         for identity, code in codes.items():
@@ -184,9 +200,6 @@ class BareWatch:
             if code in ("adopted", "moved"):
                 self._nearer.set()
                 _scanner_log.info("bare key adopted", timer=":".join(identity), how=code)
-        spare = {i: ms for i, (_, ms, *_) in states.items() if ms >= 0 and codes[i] in ("due", "spare")}
-        if taken := await self._keys.take(spare):
-            await self._keys.report("deleted", {identity: states[identity] for identity in taken})
 
     @property
     def waiting(self) -> int:

@@ -105,6 +105,7 @@ class BareVerbs(World):
         assert code == self.oracle.announce(identity, heard, now_ms)
         assert now_ms <= self.do(self.store.now_ms()) or code != "due"
         self.happened(f"announce: {code}")
+        self._look_if_over(identity)
 
     @verb(identity=identities)
     def adopt_in_the_last_moment(self, *, identity: Identity) -> None:
@@ -116,6 +117,24 @@ class BareVerbs(World):
         code = self._adopt(identity, KeyState(self.oracle.known.get(identity), due_ms, value))
         self._until_gone(identity)
         if code in ("adopted", "moved"):
+            self._resolve(identity, "expired")
+
+    @verb()
+    def look_after_runs(self) -> None:
+        """Inspect the keys that were found during a run. Those of another occurrence are forgotten."""
+        found = sorted(self.do(self.bare.meanwhile()))
+        states, _ = self.do(self.bare.inspect(found, 0))
+        for identity in found:
+            gone, before_ms = states[identity].deadline_ms == GONE, self.do(self.store.now_ms())
+            (code,) = self.do(self.bare.after_runs({identity: gone})).values()
+            assert code == self.oracle.after_run(identity, before_ms, gone=gone)
+            self.happened(f"after a run: {code}")
+            self._look_if_over(identity)
+
+    def _look_if_over(self, identity: Identity) -> None:
+        """Look at a key whose deadline has passed: a claim takes its timer out of the due index, and the look puts it
+        back."""
+        if self.oracle.known.get(identity, self.base_ms * 2) <= self.do(self.store.now_ms()):
             self._resolve(identity, "expired")
 
     @verb(which=st.integers(0), soon=st.sampled_from([False, False, True]), expired=st.booleans())

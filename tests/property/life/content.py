@@ -155,6 +155,7 @@ _READERS: Final = {
     "prefixes": _SORTED,
     "leases": _SORTED,
     "bare": _SORTED,
+    "meanwhile": _Reader(lambda pipeline, name: pipeline.hkeys(name), _take_members),
     "finished": _SORTED,
     "retrying": _Reader(lambda pipeline, name: pipeline.zrange(name, 0, -1, withscores=True), _take_retrying),
     "lease": _Reader(lambda pipeline, name: pipeline.get(name), _take_lease),
@@ -184,6 +185,8 @@ def expected_content(oracle: Oracle, store: Store, now_ms: int) -> Content:
         wanted.add(f"{root}prefixes", prefix)
     for identity in oracle.known:
         wanted.add(f"{keys.root(store.shard_of(*identity))}bare", ":".join(identity))
+    for identity in oracle.meanwhile:
+        wanted.add(f"{keys.root(store.shard_of(*identity))}meanwhile", ":".join(identity))
     _expect_queues(wanted, oracle.lives, store)
     return wanted
 

@@ -1,5 +1,5 @@
 #!lua
--- Copy bare keys into records. Such a timer waits: no claim takes it until `resolve` lets it go.
+-- Copy bare keys into records. Such a timer waits: no claim takes it until `resolve` lets it go. During a run, the key is remembered.
 
 local epoch, format = unpack(ARGV, 2, 3)
 if not carries(epoch) then return {now_text, 'foreign'} end
@@ -14,19 +14,10 @@ local function adopt(prefix, id, known, said, spec)
   if since ~= '' or known ~= '' and tonumber(known) <= now then found_expired(member, since, number, r) end
   if r and r.status == 'r' then
     call('ZREM', root .. 'bare', member)
+    remember(member, r, deadline, spec)
     return 'running'
   end
-  local moved = r and r.waits
-  if r then leave(prefix, id, r) end
-  local cause = moved and 'bare-set-again' or 'bare-adopted'
-  local due, body = tonumber(deadline), spec .. '\n'
-  local life = r and renew(prefix, r, due, body, cause) or begin(prefix, tonumber(format), due, body)
-  if not r then note(life, cause) end
-  schedule(prefix, id, due)
-  call('ZADD', root .. 'bare', deadline, member)
-  life.status = 'w'
-  write(member, life)
-  return moved and 'moved' or 'adopted'
+  return adopt_key(prefix, id, member, r, deadline, spec, format)
 end
 
 local answer = {now_text}

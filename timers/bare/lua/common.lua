@@ -60,3 +60,36 @@ local function found_expired(member, since, number, r)
   if since ~= '' and is_news(member, since, number, r) then answered(member, since, number, now_text)
   else answered_unheard(member) end
 end
+
+-- A key that was SET during a run of its timer is remembered until that has ended: its deadline, the occurrence that ran, its spec.
+local function remember(member, r, deadline, spec)
+  call('HSET', root .. 'meanwhile', member, deadline .. ' ' .. text(r.occurrence) .. ' ' .. spec)
+end
+
+-- Deadline and spec of such a key; nil if there is none. Another occurrence has nothing to do with it.
+local function remembered(member, r)
+  local held = call('HGET', root .. 'meanwhile', member)
+  if not held then return nil end
+  local deadline, occurrence, spec = string.match(held, '^(%d+) (%d+) (.*)$')
+  if not deadline or known_deadline(member) or r and r.occurrence ~= tonumber(occurrence) then
+    call('HDEL', root .. 'meanwhile', member)
+    return nil
+  end
+  return deadline, spec
+end
+
+-- Let the timer of a key wait for it. `format` is that of a new record.
+local function adopt_key(prefix, id, member, r, deadline, spec, format)
+  call('HDEL', root .. 'meanwhile', member)
+  local moved = r and r.waits
+  if r then leave(prefix, id, r) end
+  local cause = moved and 'bare-set-again' or 'bare-adopted'
+  local due, body = tonumber(deadline), spec .. '\n'
+  local life = r and renew(prefix, r, due, body, cause) or begin(prefix, tonumber(format), due, body)
+  if not r then note(life, cause) end
+  schedule(prefix, id, due)
+  call('ZADD', root .. 'bare', deadline, member)
+  life.status = 'w'
+  write(member, life)
+  return moved and 'moved' or 'adopted'
+end

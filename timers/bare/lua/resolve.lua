@@ -25,9 +25,18 @@ local function heard(prefix, id, member, number, since)
     call('ZADD', root .. 'bare', text(r.due), member)
     return 'look'
   end
+  local runs, deadline, spec = r and r.status == 'r', remembered(member, r)
+  if deadline and not runs then
+    adopt_key(prefix, id, member, r, deadline, spec, format)
+    return 'look'
+  end
   if not is_news(member, since, number, r) then return 'known' end
   if r and (r.status == 's' or not came_from_key(r)) then return 'refused' end
-  if r and r.status == 'r' then return 'running' end
+  if runs then
+    -- It had been set again, and nobody has read to what.
+    if deadline and now < tonumber(deadline) then call('HDEL', root .. 'meanwhile', member) end
+    return 'running'
+  end
   answered(member, since, number, now_text)
   if r then
     drop_trigger(prefix, id)
@@ -72,11 +81,26 @@ local function looked(prefix, id, member, deadline, said, spec)
   return 'due'
 end
 
+-- What has become of a key that was remembered during a run: it is `left` or `gone`.
+local function after_run(prefix, id, member, found)
+  local r, _, newer = read_or_clear(prefix, id, member)
+  if newer then return 'newer' end
+  local deadline, spec = remembered(member, r)
+  if not deadline then return 'stale' end
+  if found == 'gone' and now < tonumber(deadline) then
+    call('HDEL', root .. 'meanwhile', member)
+    return 'forgotten'
+  end
+  if r and r.status == 'r' then return 'running' end
+  return adopt_key(prefix, id, member, r, deadline, spec, format)
+end
+
 local answer = {now_text}
 for i = 4, #ARGV do
   local prefix, id, number, found, rest = string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d+)\n(%S+)\n(.*)$')
   local member = member_of(prefix, id)
   if found == 'heard' then answer[i - 2] = heard(prefix, id, member, number, rest)
+  elseif found == 'left' or found == 'gone' then answer[i - 2] = after_run(prefix, id, member, found)
   else answer[i - 2] = looked(prefix, id, member, tonumber(number), found, rest) end
 end
 conclude()
