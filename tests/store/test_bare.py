@@ -1,6 +1,7 @@
 """Bare keys, as any client may SET them: adopting, resolving, and announcing their expiries."""
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -22,6 +23,7 @@ from tests.store.acts import (
 from timers.bare.keys import GONE, NO_TTL, PAGE_SIZE, BareKeys, Heard, KeyState, spec_of
 from timers.core.durations import MAX_TIME_MS
 from timers.core.model import Status, Timer
+from timers.store import scripts
 from timers.store.store import Store
 
 A = (PREFIX, "a")
@@ -86,6 +88,36 @@ async def test_an_adopted_timer_is_scheduled_for_the_end_of_its_key(store: Store
     assert timer.due_ms == await store.connections.commands.pexpiretime(KEY) == await known(store)
     state = await state_of(store)
     assert (set(state.due), state.triggers) == ({A}, {A})
+
+
+async def _inspect_while(
+    act: Callable[[], Awaitable[object]], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> KeyState:
+    """Read the key, whose time is near. Between its deadline and its value, something happens to it."""
+    asked = scripts.read
+
+    async def act_first(*args: Any) -> list[Any]:
+        monkeypatch.undo()
+        await act()
+        return await asked(*args)
+
+    monkeypatch.setattr(scripts, "read", act_first)
+    states, _ = await BareKeys(store).inspect([A], 2 * HOUR_MS)
+    return states[A]
+
+
+async def test_a_value_is_read_with_its_own_deadline(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    await put(store, '"first"')
+    state = await _inspect_while(lambda: put(store, '"second"', ms=3 * HOUR_MS), store, monkeypatch)
+    assert state == KeyState(None, await store.connections.commands.pexpiretime(KEY), b'"second"')
+
+
+@pytest.mark.parametrize("end", ["delete", "persist"])
+async def test_what_becomes_of_a_key_while_it_is_read(end: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    await put(store)
+    deadline_ms = await store.connections.commands.pexpiretime(KEY)
+    state = await _inspect_while(lambda: getattr(store.connections.commands, end)(KEY), store, monkeypatch)
+    assert state == KeyState(None, deadline_ms if end == "delete" else NO_TTL)
 
 
 async def test_an_adopted_timer_is_not_claimed_before_its_key_was_looked_at_once_more(store: Store) -> None:

@@ -3,7 +3,8 @@
 import contextlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -192,9 +193,19 @@ class BareKeys:
         return True
 
     async def _with_values(self, states: dict[Identity, KeyState], until_ms: int) -> dict[Identity, KeyState]:
+        """Read values, each between two equal deadlines: the value of a key that is SET meanwhile has another one."""
         wanted = [i for i, (known_ms, ms, *_) in states.items() if ms >= 0 and (ms != known_ms or ms <= until_ms)]
-        values = await scripts.read(self._redis, lambda asked: [asked.get(":".join(i)) for i in wanted], None)
-        return states | {i: states[i]._replace(value=value) for i, value in zip(wanted, values, strict=True)}
+        while wanted:
+            answers = await scripts.read(self._redis, partial(_ask_values, wanted), None, GONE)
+            moved = []
+            for identity, value, answer in zip(wanted, answers[::2], map(_deadline, answers[1::2]), strict=True):
+                if answer == states[identity].deadline_ms:
+                    states[identity] = states[identity]._replace(value=value)
+                elif answer != GONE:
+                    states[identity] = states[identity]._replace(deadline_ms=answer)
+                    moved += [identity] if answer >= 0 else []
+            wanted = moved
+        return states
 
     async def report(self, what: str, states: Mapping[Identity, KeyState]) -> dict[Identity, str]:
         """Report keys to their shards. `adopted` copies keys into records; codes: adopted, moved, running,
@@ -244,6 +255,13 @@ class BareKeys:
 def _deadline(answer: int) -> int:
     """What PEXPIRETIME says; a deadline that no timer can have is none."""
     return answer if answer <= MAX_TIME_MS else NO_TTL
+
+
+def _ask_values(identities: Iterable[Identity], asked: Any) -> None:
+    """Ask for the value of each key, and right after it for the deadline that the key has then."""
+    for name in map(":".join, identities):
+        asked.get(name)
+        asked.pexpiretime(name)
 
 
 def _index(shard: int) -> str:
