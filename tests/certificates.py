@@ -46,6 +46,7 @@ def self_signed(folder: Path, name: str = "localhost") -> Path:
 
 
 _REQUEST: Final = f"req {_NEW_KEY}"
+_AUTHORITY: Final = f"{_REQUEST} -x509 -days 2 -addext keyUsage=critical,keyCertSign,cRLSign"
 _SIGN: Final = "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names"
 
 
@@ -54,9 +55,9 @@ def authority(folder: Path, names: str) -> Path:
     and an unrelated `other`; each is a `.crt` and a `.key`."""
     program = openssl()
     folder.mkdir()
-    (folder / "names").write_text(f"subjectAltName={names}")
+    (folder / "names").write_text(f"subjectAltName={names}\nauthorityKeyIdentifier=keyid\n")
     for command in (
-        *(f"{_REQUEST} -x509 -days 2 -subj /CN={name} -keyout {name}.key -out {name}.crt" for name in ("ca", "other")),
+        *(f"{_AUTHORITY} -subj /CN={name} -keyout {name}.key -out {name}.crt" for name in ("ca", "other")),
         f"{_REQUEST} -subj /CN=localhost -keyout server.key -out server.csr",
         f"{_SIGN} -days 2 -out server.crt",
     ):
