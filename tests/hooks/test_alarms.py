@@ -324,7 +324,14 @@ async def test_a_deaf_pod_is_an_alarm_until_it_hears(fleet: Fleet) -> None:
 async def count(fleet: Fleet, first: int, last: int, shard: int = 0) -> None:
     """A pod counts these entries of an outbox."""
     entries = [(f"1700000000000-{number}".encode(), "note") for number in range(first, last + 1)]
-    await alarms.count(fleet.store, "failed", [{"note": "a"}], shard, entries)
+    newest = [{"note": f"{shard}-{number}", "url": None} for number in range(first, last + 1)][-5:]
+    await alarms.count(fleet.store, "failed", newest, shard, entries)
+
+
+async def named(fleet: Fleet) -> list[str]:
+    """The timers that the alarm names."""
+    (alarm,) = await alarms.active(fleet.store)
+    return [str(each["note"]) for each in alarm.newest]
 
 
 async def test_pods_that_drain_an_outbox_at_once_count_each_failure_once(fleet: Fleet) -> None:
@@ -334,6 +341,17 @@ async def test_pods_that_drain_an_outbox_at_once_count_each_failure_once(fleet: 
     await count(fleet, 1, 2, shard=1)
     (alarm,) = await alarms.active(fleet.store)
     assert (alarm.count, alarm.by_prefix) == (15, {"note": 15})
+
+
+async def test_the_newest_five_are_named_however_few_a_pod_counts_at_a_time(fleet: Fleet) -> None:
+    await count(fleet, 1, 2)
+    assert await named(fleet) == ["0-1", "0-2"]
+    for number in (3, 4, 5, 6):
+        await count(fleet, number, number)
+    await count(fleet, 1, 1, shard=1)
+    assert await named(fleet) == ["0-3", "0-4", "0-5", "0-6", "1-1"]
+    await count(fleet, 4, 7)
+    assert await named(fleet) == ["0-4", "0-5", "0-6", "1-1", "0-7"]
 
 
 async def test_failures_during_the_last_message_begin_the_next_alarm(fleet: Fleet) -> None:
@@ -362,3 +380,4 @@ async def test_failures_during_the_last_message_begin_the_next_alarm(fleet: Flee
     assert (following.what, following.number) == ("began", 0)
     assert following.since_ms > ended.since_ms
     assert following.count >= 1
+    assert "0-2" not in await named(fleet)

@@ -2,6 +2,7 @@
 -- One alarm of the fleet: what pods noted, and which messages they armed. KEYS[1] is the root `timers:{alarms}:`.
 
 local PREFIXES = 20     -- counted one by one; all further ones only in the total
+local NEWEST = 5        -- counted timers that are named
 local kind, act = ARGV[2], ARGV[3]
 local key = root .. kind
 
@@ -15,6 +16,17 @@ function acts.note(newest)
   return ''
 end
 
+-- The last `most` items of these JSON lists, as one. A list that cannot be read has none.
+local function last(most, ...)
+  local all = {}
+  for _, text in ipairs({...}) do
+    local is_json, items = pcall(cjson.decode, text)
+    for _, item in ipairs(is_json and type(items) == 'table' and items or {}) do all[#all + 1] = item end
+  end
+  local kept = {unpack(all, math.max(#all - most + 1, 1))}
+  return #kept > 0 and cjson.encode(kept) or '[]'
+end
+
 local function place(id)
   local ms, number = string.match(id or '', '^(%d+)-(%d+)$')
   return tonumber(ms or 0), tonumber(number or 0)
@@ -24,16 +36,16 @@ end
 function acts.count(newest, shard, ...)
   local entries, counted, field = {...}, root .. 'counted', kind .. ' ' .. shard
   local last_ms, last_number = place(call('HGET', counted, field))
-  local more = {}
+  local more, fresh = {}, 0
   for i = 1, #entries, 2 do
     local ms, number = place(entries[i])
     if ms > last_ms or ms == last_ms and number > last_number then
-      more[entries[i + 1]] = (more[entries[i + 1]] or 0) + 1
+      more[entries[i + 1]], fresh = (more[entries[i + 1]] or 0) + 1, fresh + 1
     end
   end
-  if not next(more) then return '' end
+  if fresh == 0 then return '' end
   call('HSET', counted, field, entries[#entries - 1])
-  acts.note(newest)
+  acts.note(last(NEWEST, call('HGET', key, 'newest') or '[]', last(fresh, newest)))
   for prefix, n in pairs(more) do
     call('HINCRBY', key, 'count', n)
     if call('HEXISTS', key, 'of ' .. prefix) == 1 or call('HLEN', key) < PREFIXES + 6 then
@@ -58,6 +70,7 @@ function acts.told(since, told, what, noted, count)
     return ''
   end
   local later, more, newest = text(number('noted')), number('count') - count, call('HGET', key, 'newest')
+  if more > 0 then newest = last(more, newest) end
   call('DEL', key)
   if later ~= noted then call('HSET', key, 'since', now_text, 'noted', later, 'newest', newest, 'count', more) end
   return ''
