@@ -321,6 +321,25 @@ async def test_a_deaf_pod_is_an_alarm_until_it_hears(fleet: Fleet) -> None:
     assert said(receiver.received, "deaf")[0] == "began"
 
 
+async def test_an_alarm_is_forgotten_once_nobody_is_to_be_told(fleet: Fleet) -> None:
+    """Otherwise the dashboard would show it for ever, and a target of later would hear of it as new."""
+    async with receiving() as receiver:
+        alarmed = await pod_of(fleet, settings(alarms=receiver.url), Calls(act=give_up), name="alarmed")
+        other = await fleet.pod(Calls(), name="other")
+        await fleet.client.create("note", "a", delay=0)
+        await until(lambda: of(receiver.received, "failed"), "it is told")
+        await fleet.drain(alarmed)
+        await other.worker._hooks.check_alarms()
+        assert await alarms.active(fleet.store)
+        await fleet.drain(other)
+        await fleet.pod(name="without", forget_hooks_ms=1, alarm_poll_ms=20)
+
+        async def forgotten() -> bool:
+            return not await alarms.active(fleet.store)
+
+        await eventually(forgotten, "no alarm is left")
+
+
 async def count(fleet: Fleet, first: int, last: int, shard: int = 0) -> None:
     """A pod counts these entries of an outbox."""
     entries = [(f"1700000000000-{number}".encode(), "note") for number in range(first, last + 1)]

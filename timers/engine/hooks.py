@@ -59,8 +59,9 @@ class Hooks:
         self._pod, self._peers, self._options = pod, peers, pod.options
         self._mine = frozenset(map(str, pod.options.hooks))
         self._asked: Asked = frozenset()
-        self._targets: Sequence[str] = ()
-        """The prefixes of the timers that send messages, one for each target that any pod names."""
+        self._targets: Sequence[str] | None = None
+        """The prefixes of the timers that send messages, one for each target that any pod names. None before the first
+        look."""
         self._doubtful: dict[int, Asked] = {}
         self._posted: set[int] = set()
         self._something = asyncio.Event()
@@ -174,9 +175,12 @@ class Hooks:
                 await alarms.count(self._pod.store, kind, newest, shard, places)
 
     async def check_alarms(self) -> None:
-        """Note what is wrong now, and arm the messages that are due, if there are targets. If two pods believe that
-        they have rank 0 of shard 0, they arm the same messages."""
-        if not self._targets or self._peers.rank(0) != 0:
+        """Note what is wrong now, and arm the messages that are due. If two pods believe that they have rank 0 of
+        shard 0, they arm the same messages. Without targets there are no alarms, and what was noted is forgotten."""
+        if self._targets is None or self._peers.rank(0) != 0:
+            return
+        if not self._targets:
+            await alarms.forget(self._pod.store)
             return
         seen, options, store = await self._seen(), self._options, self._pod.store
         for kind in TEXTS:
@@ -194,7 +198,7 @@ class Hooks:
         if alarm.number == 0 and not is_seen and alarm.kind not in FAILURES:
             await alarms.sent(self._pod.store, alarm, "ended")
         elif alarm.what and not (is_seen and alarm.what == "ended"):
-            await outbox.arm(self._pod.store, [self._message(alarm, target) for target in self._targets])
+            await outbox.arm(self._pod.store, [self._message(alarm, target) for target in self._targets or ()])
             await alarms.sent(self._pod.store, alarm, alarm.what)
 
     async def _seen(self) -> Mapping[str, Sequence[str]]:

@@ -85,6 +85,12 @@ async def poll(store: Store, kind: str, *, gather_ms: int, again_ms: int, calm_m
         return None
 
 
+async def forget(store: Store) -> None:
+    """Forget all alarms, without a word that they are over."""
+    with reachable():
+        await store.connections.commands.delete(*(f"{keys.ALARMS_ROOT}{kind}" for kind in TEXTS))
+
+
 async def sent(store: Store, alarm: Alarm, what: str) -> None:
     """The message was armed."""
     arguments: list[Argument] = [alarm.kind, "told", alarm.since_ms, alarm.number, what, alarm.noted_ms, alarm.count]
