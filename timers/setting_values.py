@@ -197,6 +197,8 @@ def check_alarm(target: str) -> None:
     kind, _, rest = target.partition(":")
     if kind == "mailto":
         check_mail_from(rest)
+        if re.search(r"//|;|@.*[?/]", rest):
+            raise ValueError("more than an address")
     elif kind != "exec":
         check_url(target)
     elif not Path(rest).is_absolute() or not os.access(rest, os.X_OK) or Path(rest).is_dir():

@@ -89,7 +89,20 @@ def test_alarms_go_to_addresses_urls_and_commands() -> None:
     assert "e.org" not in repr(settings)
 
 
-@pytest.mark.parametrize("value", ["ops@e.org", "mailto:ops", "ftp://e.org", "exec:sh", "exec:/no/such", "exec:/bin"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "ops@e.org",
+        "mailto:ops",
+        "mailto://ops@e.org",
+        "mailto:ops@e.org?subject=timers",
+        "mailto:ops@e.org;dev@e.org",
+        "ftp://e.org",
+        "exec:sh",
+        "exec:/no/such",
+        "exec:/bin",
+    ],
+)
 def test_an_invalid_alarm_error_shows_a_valid_one(value: str) -> None:
     assert refusal(ALARMS=value) == (
         "TIMERS_ALARMS: the given value is not accepted; "
