@@ -29,6 +29,7 @@ _FIELDS: Final = ("url", "method", "headers", "body")
 TYPES: Final = ("timer.", "alarm.")
 """How the `type` of each message of hooks and alarms begins."""
 
+_OBJECT: Final = re.compile(rb"(\xef\xbb\xbf)?\s*\{")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _HEADER_VALUE: Final = re.compile(r"[ -~\t]{0,4000}")
 _OURS: Final = re.compile(
@@ -87,13 +88,18 @@ class WebHooks:
 
 
 def _refuse_types_of_hooks(body: bytes) -> None:
-    """Raises Fail for a body that says to be a message of a hook or an alarm, which only the service sends."""
+    """Raises Fail for a body that says to be a message of a hook or an alarm, which only the service sends. Parsers of
+    receivers may take longer numbers, deeper nesting and line breaks in texts, and ignore the case of names."""
     try:
-        found = json.loads(body, object_pairs_hook=tuple) if body else None
-    except (ValueError, RecursionError):
+        found = json.loads(body, object_pairs_hook=tuple, parse_int=str, strict=False) if body else None
+    except RecursionError:
+        if _OBJECT.match(body):
+            raise Fail("payload: nested too deeply to see its type") from None
+        return
+    except ValueError:
         return
     for name, value in found if isinstance(found, tuple) else ():
-        if name == "type" and isinstance(value, str) and value.startswith(TYPES):
+        if name.lower() == "type" and isinstance(value, str) and value.startswith(TYPES):
             raise Fail(
                 f"payload: the type {value[:80]!r} is not accepted; those with {' and '.join(TYPES)} are the service's"
             )

@@ -106,11 +106,20 @@ class TestRequest:
             {"data": {"type": "x"}, "type": "alarm.lost"},
             ' {"type": "note.failed", "type": "timer.failed"}',
             '\ufeff{"\\u0074ype": "alarm.\\u0066ailed"}',
+            '{"Type": "timer.failed"}',
+            f'{{"type": "timer.failed", "n": {"1" * 5000}}}',
+            '{"type": "timer.failed", "text": "two\nlines"}',
         ],
     )
     async def test_a_body_that_says_to_be_an_alarm_fails_at_once(self, body: Any) -> None:
         with pytest.raises(Fail, match=r"^payload: the type '(timer|alarm)\.\w+' is not accepted"):
             await sent({"body": body})
+
+    async def test_an_object_too_deep_to_see_its_type_fails_at_once(self) -> None:
+        deep = f"{'[' * 9000}{']' * 9000}"
+        with pytest.raises(Fail, match="nested too deeply"):
+            await sent({"body": f' {{"type": "timer.failed", "n": {deep}}}'})
+        assert (await sent({"body": deep})).body
 
     @pytest.mark.parametrize(
         "body", [{"type": "timers"}, [["type", "timer.x"]], "{type: timer.x}", {"a": {"type": "timer.x"}}, "[" * 9000]
