@@ -47,7 +47,7 @@ class Alarm:
 
 async def note(store: Store, kind: str, newest: Sequence[Mapping[str, Any]]) -> None:
     """Note that something is wrong now."""
-    await store.run("alarm", keys.ALARMS_ROOT, [kind, "note", json.dumps(newest)])
+    await store.run("alarm", keys.ALARMS_ROOT, [kind, "note", _lines(newest)])
 
 
 async def count(
@@ -56,7 +56,7 @@ async def count(
     """As `note`, and count a timer for each entry of the shard's outbox, given as (id, prefix), oldest first. Two pods
     may count the same entries; each counts once."""
     parts = [part for entry in entries for part in entry]
-    await store.run("alarm", keys.ALARMS_ROOT, [kind, "count", json.dumps(newest), shard, *parts])
+    await store.run("alarm", keys.ALARMS_ROOT, [kind, "count", _lines(newest), shard, *parts])
 
 
 async def active(store: Store) -> list[Alarm]:
@@ -95,6 +95,11 @@ async def sent(store: Store, alarm: Alarm, what: str) -> None:
     """The message was armed."""
     arguments: list[Argument] = [alarm.kind, "told", alarm.since_ms, alarm.number, what, alarm.noted_ms, alarm.count]
     await store.run("alarm", keys.ALARMS_ROOT, arguments)
+
+
+def _lines(newest: Sequence[Mapping[str, Any]]) -> str:
+    """A JSON list with a line for each item, because the script may not parse it."""
+    return "[" + ",\n".join(map(json.dumps, newest)) + "]"
 
 
 def _alarm(kind: str, what: str, fields: Mapping[str, str]) -> Alarm:

@@ -16,15 +16,15 @@ function acts.note(newest)
   return ''
 end
 
--- The last `most` items of these JSON lists, as one. A list that cannot be read has none.
+-- The last `most` items of these JSON lists, as one. Each item is a line.
 local function last(most, ...)
   local all = {}
-  for _, text in ipairs({...}) do
-    local is_json, items = pcall(cjson.decode, text)
-    for _, item in ipairs(is_json and type(items) == 'table' and items or {}) do all[#all + 1] = item end
+  for _, list in ipairs({...}) do
+    for line in string.gmatch(string.match(list, '^%[(.*)%]$') or '', '[^\n]+') do
+      all[#all + 1] = string.match(line, '^(.-),?$')
+    end
   end
-  local kept = {unpack(all, math.max(#all - most + 1, 1))}
-  return #kept > 0 and cjson.encode(kept) or '[]'
+  return '[' .. table.concat(all, ',\n', math.max(#all - most + 1, 1)) .. ']'
 end
 
 local function place(id)
