@@ -62,6 +62,8 @@ class Hooks:
         self._targets: Sequence[str] | None = None
         """The prefixes of the timers that send messages, one for each target that any pod names. None before the first
         look."""
+        self._has_alarms = False
+        """Whether some may be noted, though nobody is to be told any more."""
         self._doubtful: dict[int, Asked] = {}
         self._posted: set[int] = set()
         self._something = asyncio.Event()
@@ -97,7 +99,9 @@ class Hooks:
 
     async def _ask(self) -> None:
         self._asked = await outbox.ask(self._pod.store, self._mine, forget_ms=self._options.forget_hooks_ms)
-        self._targets = sorted(prefix for prefix in prefixes_of(self._asked) if prefix.startswith(ALARM))
+        targets = sorted(prefix for prefix in prefixes_of(self._asked) if prefix.startswith(ALARM))
+        if targets != self._targets:
+            self._targets, self._has_alarms = targets, True
 
     async def _poll(self, all_shards: Sequence[int]) -> None:
         """Look at the shards where this pod has rank 0."""
@@ -177,10 +181,12 @@ class Hooks:
     async def check_alarms(self) -> None:
         """Note what is wrong now, and arm the messages that are due. If two pods believe that they have rank 0 of
         shard 0, they arm the same messages. Without targets there are no alarms, and what was noted is forgotten."""
-        if self._targets is None or self._peers.rank(0) != 0:
+        if self._peers.rank(0) != 0:
             return
         if not self._targets:
-            await alarms.forget(self._pod.store)
+            if self._has_alarms:
+                await alarms.forget(self._pod.store)
+                self._has_alarms = False
             return
         seen, options, store = await self._seen(), self._options, self._pod.store
         for kind in TEXTS:
