@@ -16,7 +16,7 @@ from timers.client.copies import DECLARED, entered, given_back, record_of, row_o
 from timers.core.fields import encode
 from timers.core.model import Status, Timer
 from timers.core.shapes import Durability
-from timers.errors import LedgerUnavailable, Moving, Unavailable
+from timers.errors import Full, LedgerUnavailable, Moving, Unavailable
 from timers.ledger import facts, inbox, requests, rows
 from timers.ledger.database import Database
 from timers.ledger.facts import Lives
@@ -83,7 +83,7 @@ class LedgerFirst:
         try:
             sent, before = await self._placed(sent, written)
             replies = await self._quotas.arm(sent, quota, turn)
-        except Moving:  # whether the new place reads this ledger is not known
+        except (Full, Moving):  # nothing waits for room; whether the new place reads this ledger is not known
             wrong = [(a.prefix, a.id, a.created_ms) for a in sent if (a.prefix, a.id) in written]
             await self._database.do(partial(execute, statement=rows.TAKE_BACK, rows=wrong))
             raise
