@@ -1,15 +1,19 @@
-"""While Redis is full, nothing new is accepted."""
+"""While Redis is full, nothing new is accepted, and the ledger follows everything else."""
 
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 import pytest
 
-from tests.engine.fleet import Fleet
-from tests.ledger.copies import in_ledger
+from tests.engine.fleet import Calls, Fleet
+from tests.ledger.copies import agreed, in_ledger, whole
 from tests.store.test_memory_full import full
+from tests.waiting import eventually
 from timers.client import TimerClient, client_over, open_store
-from timers.errors import Full
+from timers.core.model import Status
+from timers.errors import Full, Unavailable
 from timers.ledger.database import Database
+from timers.store.callers import Quotas
 from timers.store.servers import connect
 
 
@@ -32,3 +36,28 @@ async def test_a_create_is_refused_and_leaves_nothing_in_the_ledger(
     assert refused.value.nothing_done
     assert await in_ledger(database) == {}
     assert (await client.create("note", "new", delay="24h")).version == 1
+
+
+async def test_what_waits_for_room_keeps_no_change_from_the_ledger(
+    fleet: Fleet, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had ended meanwhile ran again after a loss."""
+
+    async def away(*_args: object) -> NoReturn:
+        raise Unavailable("away")
+
+    calls = Calls()
+    await fleet.pod(calls, ledger=database)
+    await whole(fleet.store)
+    await client.create("note", "runs", delay="24h")
+    async with full(fleet.store):
+        with monkeypatch.context() as patch:
+            patch.setattr(Quotas, "arm", away)
+            assert not (await client.create("note", "waits", delay="24h")).armed
+        await client.fire("note", "runs")
+
+        async def followed() -> bool:
+            return (await in_ledger(database))["note:runs"].status == Status.COMPLETED
+
+        await eventually(followed, "the ledger has its end")
+    assert set(await agreed(database, fleet.store)) == {"note:runs", "note:waits"}

@@ -18,7 +18,7 @@ from timers.client.copies import DECLARED, enter, give_back, give_facts_back, ke
 from timers.client.drift import remove, take_away
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
-from timers.errors import LedgerUnavailable
+from timers.errors import Full, LedgerUnavailable
 from timers.ledger import rows
 from timers.ledger.database import Database
 from timers.ledger.facts import hold, last_shards
@@ -224,7 +224,8 @@ class Following:
     async def _arm_pending(self, led: Sequence[int]) -> None:
         """Arm timers that callers armed while Redis was away."""
         for shard in sorted({shard for shard, _ in await self._pending(led)} if led else ()):
-            await self._pod.away.reached(shard, self._arm_pending_of(shard))
+            with suppress(Full):  # they wait for room, and what changes meanwhile is copied
+                await self._pod.away.reached(shard, self._arm_pending_of(shard))
 
     async def _arm_pending_of(self, shard: int) -> None:
         stage, arms = await founded(self._store, shard), True
