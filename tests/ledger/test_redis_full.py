@@ -1,12 +1,14 @@
 """While Redis is full, nothing new is accepted, and the ledger follows everything else."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import NoReturn
 
 import pytest
 
 from tests.engine.fleet import Calls, Fleet
 from tests.ledger.copies import agreed, in_ledger, whole
+from tests.ledger.test_inbox import _are_left, ask, problems
 from tests.store.test_memory_full import full
 from tests.waiting import eventually
 from timers.client import TimerClient, client_over, open_store
@@ -61,3 +63,20 @@ async def test_what_waits_for_room_keeps_no_change_from_the_ledger(
 
         await eventually(followed, "the ledger has its end")
     assert set(await agreed(database, fleet.store)) == {"note:runs", "note:waits"}
+
+
+async def test_rows_of_the_inbox_that_need_no_room_are_carried_out(
+    fleet: Fleet, client: TimerClient, database: Database
+) -> None:
+    await fleet.pod(Calls(), ledger=database)
+    await whole(fleet.store)
+    await client.create("note", "there", delay="24h")
+    async with full(fleet.store):
+        await ask(database, "new", delay="24h")
+        await ask(database, "there", "cancel")
+
+        await eventually(partial(_are_left, database, 1), "the cancel is carried out")
+        assert (await client.get("note", "there")).status is Status.CANCELLED
+    await eventually(partial(_are_left, database, 0), "the create is carried out, too")
+    assert (await client.get("note", "new")).status is Status.SCHEDULED
+    assert await problems(database) == {}

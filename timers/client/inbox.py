@@ -12,7 +12,7 @@ from timers.core.calls import Armed
 from timers.core.durations import parse_time
 from timers.core.model import Timer
 from timers.core.spec import Request, TimerChange, own_due_ms, read_request
-from timers.errors import NotFound
+from timers.errors import Full, NotFound
 from timers.ledger.facts import Lives
 from timers.ledger.inbox import Taken
 from timers.ledger.rows import Row, tombstone
@@ -29,8 +29,8 @@ Result = Row | Reason | None
 
 async def carry_out(client: TimerClient, taken: Sequence[Taken], lives: Lives) -> list[Result]:
     """The result of each row, carried out in these lives of their shards; no two may be of the same timer. A row that
-    was carried out before, by a pod that died before it could delete the row, is done already. Raises Unavailable; any
-    of the rows may be done then."""
+    was carried out before, by a pod that died before it could delete the row, is done already. What finds Redis full
+    has that as its result. Raises any other Unavailable; any of the rows may be done then."""
     client = client._within(lives)
     read = [tried(_read, row) for row in taken]
     results: dict[int, Result] = {place: each for place, each in enumerate(read) if not isinstance(each, Request)}
@@ -63,7 +63,10 @@ async def _arm(client: TimerClient, lives: Lives, asked: _Asked) -> dict[int, Re
     refused = await client._declared.refusals({arming.prefix for arming in armings.values()})
     results |= {place: refused[each.prefix] for place, each in armings.items() if each.prefix in refused}
     served = {place: each for place, each in armings.items() if each.prefix not in refused}
-    answers = await client._quotas.arm(list(served.values()), None)
+    try:
+        answers = await client._quotas.arm(list(served.values()), None)
+    except Full as full:
+        return results | dict.fromkeys(served, full)
     for (place, arming), answer in zip(served.items(), answers, strict=True):
         result = None if answer.code == "done" else tried(armed, answer, arming, None)
         results[place] = row_of_timer(store, result.timer) if isinstance(result, Armed) else result
@@ -103,7 +106,7 @@ async def _act_on(client: TimerClient, found: Timer | None, row: Taken, asked: R
         timer = await _acted(client.acting(by), row, asked)
     except NotFound as error:
         return None if asked.action == "purge" else error
-    except REASONS as error:
+    except (*REASONS, Full) as error:
         return error
     if asked.action != "purge":
         return row_of_timer(store, timer)

@@ -17,7 +17,7 @@ from timers.client.copies import given_back
 from timers.client.inbox import carry_out
 from timers.engine.pod import Pod
 from timers.engine.supervisor import Services, repeat
-from timers.errors import InvalidInput, LedgerUnavailable, Running, TimersError
+from timers.errors import Full, InvalidInput, LedgerUnavailable, Running, TimersError
 from timers.ledger import effects, inbox
 from timers.ledger.bell import Bell, listening
 from timers.ledger.database import Database
@@ -34,8 +34,8 @@ STALE_SECONDS: Final = 5.0
 """A pod that was stopped for this long after it took rows gives them up: another may have them."""
 
 ASIDE_SECONDS: Final = 0.5
-"""For how long a row is left alone that replaces a running timer, or whose shard is out of reach. Once the run has
-ended, or the shard is back, it is carried out that soon."""
+"""For how long a row is left alone that replaces a running timer, whose shard is out of reach, or that finds Redis
+full. Once the run has ended, the shard is back, or there is room, it is carried out that soon."""
 
 CATCH_UP_SECONDS: Final = 0.7
 """How long timers wait, after a gap, for what the inbox has: what became due meanwhile must start within a second."""
@@ -137,7 +137,7 @@ class Inbox:
             results = [InvalidInput.of("body", taken[0].body, f"what does not fail with {type(error).__name__}")]
         aside, problems, done = list[Taken](), list[tuple[Taken, str]](), list[Taken]()
         for row, each in zip(taken, results, strict=True):
-            if isinstance(each, Running) and row.action == "create":
+            if isinstance(each, Full) or (isinstance(each, Running) and row.action == "create"):
                 aside.append(row)
             elif isinstance(each, Exception):
                 problems.append((row, str(each)))
