@@ -148,6 +148,10 @@ async def lose_the_head(store: Store) -> None:
     await store.connections.commands.zrem("timers:{0}:heads", "note")
 
 
+async def lose_the_prefixes(store: Store) -> None:
+    await store.connections.commands.delete("timers:{0}:prefixes")
+
+
 async def lose_a_due_index(store: Store) -> None:
     await store.connections.commands.delete("timers:{0}:due:note")
 

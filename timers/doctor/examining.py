@@ -286,12 +286,18 @@ async def _indexes(store: Store, progress: Progress | None) -> Check:
         for shard in range(store.shards):
             async for found in compare(store, shard):
                 total.update(found)
+        unlisted = total.pop("prefixes", 0)
         for shard in () if total else range(store.shards):
             total.update(await uncounted(store, shard))
         said = f"indexes do not match the timers ({_numbers(total)})"
         means = "timers missing from an index do not run until it is repaired, which the pods do slowly"
+        only = f"{unlisted} prefixes are not in their index, or wrongly are, as after pods of an earlier version"
+        quotas = "quotas of API keys for several prefixes miscount them until it is repaired, which the pods do slowly"
         return judged(
-            "indexes", "indexes and counts agree", (bool(total), "fail", said, means, "`timers doctor --fix`")
+            "indexes",
+            "indexes and counts agree",
+            (bool(total), "fail", said, means, "`timers doctor --fix`"),
+            (bool(unlisted), "warn", only, quotas, "`timers doctor --fix`"),
         )
     counts = await queries.counts(store)
     number, done = 2 * sum(n for of in counts.values() for status, n in of.items() if status is not Status.RETRYING), 0
