@@ -29,8 +29,9 @@ _losses_log = get_logger("timers.identity")
 
 BEAT_MS: Final = 3000
 ALL_BEATS: Final = 20
-"""Within so many beats a pod writes a checkpoint to all shards that it leads, reads those of the others, a
-few shards at each beat. Besides, one shard of each server is enough, because a server goes back in time as a whole."""
+"""Within so many beats a pod writes a checkpoint to all shards that it leads, reads those of the others, and counts the
+timers of all, a few shards at each beat. Besides, one shard of each server is enough, because a server goes back in
+time as a whole."""
 
 LOG_SECONDS: Final = 60.0
 """How often to say again that the Redis user lacks a right, or that a timer cannot be read."""
@@ -203,7 +204,7 @@ class Peers:
         watched = {*due, *(min(shards.intersection(mine) or shards) for shards in servers)}
         try:
             await identity.check([shard for shard in mine if shard in watched], sorted(watched.difference(mine)))
-            await identity.count(due)
+            await identity.count(watched)
             await self._raise_format(members)
         except ConfigurationError as error:
             if self._disagreed is None:
