@@ -31,7 +31,7 @@ from timers.engine.peers import Peers
 from timers.engine.pod import WorkerOptions
 from timers.engine.spans import Spans
 from timers.engine.worker import Worker
-from timers.errors import ConfigurationError, FieldError, LedgerUnavailable, Unavailable
+from timers.errors import ConfigurationError, FieldError, LedgerUnavailable, Moving, Unavailable
 from timers.logs import get_logger
 from timers.metrics import Metrics
 from timers.processor import DISTRIBUTION, Registry, load
@@ -135,7 +135,8 @@ async def _tried(attempt: Callable[[], Awaitable[T]], settings: Settings, stoppi
 
 
 async def _check(ledger: "Database", store: Store) -> None:
-    """Make sure that the ledger can be used. Raises ConfigurationError, also while another db uses it."""
+    """Make sure that the ledger can be used. Raises ConfigurationError, also while another db uses it, or Redis is away
+    again; and Moving."""
     from timers.engine.following import claim_ledger  # noqa: PLC0415 (what it needs is an extra)
 
     try:
@@ -143,6 +144,10 @@ async def _check(ledger: "Database", store: Store) -> None:
         await claim_ledger(store, ledger)
     except LedgerUnavailable as error:
         raise ConfigurationError(f"TIMERS_LEDGER_URL: {error}") from error
+    except Moving:
+        raise
+    except Unavailable as error:
+        raise ConfigurationError(f"TIMERS_REDIS_URL: {error}") from error
 
 
 async def serve(settings: Settings, announce: Announce) -> int:

@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests import postgres
 from tests.cli.commands import CommandLine, Process
 from tests.cli.test_pods import OURS
 from tests.cli.test_probe_port import WORKER, asked
+from tests.engine.own import OwnServer
 from tests.ledger.copies import in_ledger
 from tests.servers import free_port
 from tests.waiting import eventually
@@ -231,6 +233,33 @@ async def test_a_pod_whose_ledger_another_server_uses_lives_and_says_why_it_wait
         await eventually(is_ready, "the pod is ready")
     pod.signal(signal.SIGTERM)
     assert (await asyncio.to_thread(pod.end)).code == 0
+
+
+async def test_a_pod_that_waits_for_its_ledger_outlives_a_restart_of_redis(start: Start, tmp_path: Path) -> None:
+    """It ended at once, and a service that moves had no pod in its new place."""
+    own, url, port = OwnServer("redis", tmp_path / "own"), f"sqlite+aiosqlite:///{tmp_path}/ledger.db", str(free_port())
+    await own.up()
+    await _upgraded(url)
+    await asyncio.to_thread(execute, url, HELD_BY_ANOTHER)
+    settings: dict[str, Any] = {"TIMERS_REDIS_URL": own.url, "TIMERS_LEDGER_URL": url, "TIMERS_PROBE_PORT": port}
+    pod = start("serve", **WORKER, **settings, TIMERS_START_TIMEOUT="1h")
+    async with ClientSession(f"http://127.0.0.1:{port}") as session:
+
+        async def waits_for(said: str) -> bool:
+            return said in (await asked(session, "/readyz"))[1]
+
+        async def is_ready() -> bool:
+            return (await asked(session, "/readyz"))[0] == 200
+
+        await eventually(partial(waits_for, "pods of another Redis server use it"), "the pod waits for the ledger")
+        own.down()
+        await eventually(partial(waits_for, "has not reached Redis"), "the pod waits for Redis")
+        await own.up()
+        await asyncio.to_thread(execute, url, "DELETE FROM timers_epochs WHERE epoch = 'e'")
+        await eventually(is_ready, "the pod is ready")
+    pod.signal(signal.SIGTERM)
+    assert (await asyncio.to_thread(pod.end)).code == 0
+    own.down()
 
 
 async def _upgraded(url: str) -> None:
