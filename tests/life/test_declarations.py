@@ -221,6 +221,7 @@ async def test_a_bare_key_belongs_to_the_longest_prefix_too(fleet: Fleet) -> Non
     await fleet.redis.set("send-message-vip:here", "1", px=1_000)
     await until(lambda: longer.ids == ["here"], "the bare key fires")
     await fleet.drain(two)
+    await until(lambda: one.worker.peers.rank(0, adopting=True) == 0, "the other pod looks for bare keys")
     await fleet.redis.set("send-message-vip:away", "1", px=4_000)
     timer = await fleet.reached(Status.UNHANDLED, "away", "send-message-vip")
     assert (timer.payload, timer.attempt) == (1, 0)
