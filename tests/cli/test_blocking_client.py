@@ -88,8 +88,10 @@ async def test_on_an_event_loop_it_says_what_to_use(client: BlockingTimerClient)
 
 SCRIPT = """
 import os
+import warnings
 from timers import BlockingTimerClient
 
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later say that to fork with threads is a risk
 client = BlockingTimerClient()
 client.create("log", "parent", delay="1h")
 child = os.fork()
