@@ -339,7 +339,7 @@ async def test_what_came_after_a_later_canary_is_a_later_expiry(store: Store) ->
 async def test_an_expiry_that_a_pod_hears_after_it_has_subscribed_is_due(store: Store) -> None:
     at_ms = await answered(store)
     assert await announce(store, since_ms=at_ms + NEWEST, alone="new") == "known"
-    assert await announce(store, since_ms=await store.now_ms(), alone="new") == "due"
+    assert await announce(store, since_ms=await store.now_ms() + 1, alone="new") == "due"
 
 
 async def test_an_expiry_that_a_pod_heard_right_after_it_had_subscribed_fires_once(store: Store) -> None:
@@ -397,8 +397,17 @@ async def test_an_answer_of_an_earlier_version_counts(store: Store) -> None:
     await answered(store)
     at_ms = await store.now_ms() + 1  # not the time of the answer before, which this version knows better
     await store.connections.commands.set(f"timers:{{0}}:answered:{KEY}", f"1 {at_ms}", keepttl=True)
-    assert await announce(store, 2, since_ms=at_ms - 1) == "known"
-    assert await announce(store, since_ms=at_ms) == "due"
+    assert await announce(store, 2, since_ms=at_ms) == "known"
+    assert await announce(store, since_ms=at_ms + 1) == "due"
+
+
+async def test_a_pod_that_subscribes_in_the_millisecond_of_an_answer_may_have_heard_the_same(store: Store) -> None:
+    await answered(store)
+    found = await store.connections.commands.get(f"timers:{{0}}:answered:{KEY}")
+    assert found is not None
+    at_ms = int(found.split()[1])
+    assert await announce(store, since_ms=at_ms, alone="new") == "known"
+    assert await announce(store, since_ms=at_ms + 1, alone="newer") == "due"
 
 
 async def expired(store: Store, how: str) -> None:
@@ -424,7 +433,7 @@ async def test_an_expiry_reported_again_after_its_lock_is_known_from_the_record(
     ended = await read(store)
     assert await announce(store, since_ms=before_ms) == "known"
     assert await read(store) == ended
-    assert await announce(store, since_ms=await store.now_ms()) == "due"
+    assert await announce(store, since_ms=await store.now_ms() + 1) == "due"
 
 
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED, Status.UNHANDLED])
@@ -483,7 +492,7 @@ async def test_a_forged_expiry_changes_no_timer_that_was_armed_otherwise(
     await before(store)
     record, due = await store.connections.commands.hget(bucket_of(KEY), KEY), (await state_of(store)).due
     for times in (2, 3):
-        assert await announce(store, times, since_ms=await store.now_ms()) == "refused"
+        assert await announce(store, times, since_ms=await store.now_ms() + 1) == "refused"
     assert await store.connections.commands.hget(bucket_of(KEY), KEY) == record
     assert (await state_of(store)).due == due
     assert await claim(store) == []
@@ -495,7 +504,7 @@ async def test_a_forged_expiry_of_a_waiting_timer_asks_for_a_look_at_its_key(sto
     for lost in (False, True):
         if lost:
             assert await store.connections.commands.zrem("timers:{0}:bare", KEY) == 1
-        assert await announce(store, since_ms=await store.now_ms()) == "look"
+        assert await announce(store, since_ms=await store.now_ms() + 1) == "look"
         assert await resolve(store, "there") == "waits"
     assert (await read(store), await known(store)) == (timer, timer.due_ms)
 
@@ -544,7 +553,7 @@ async def test_the_expiry_of_a_key_whose_timer_was_changed_is_known(store: Store
     assert await announce(store) == "look"
     assert await resolve(store, "expired") == "forgotten"
     assert await announce(store) == "known"
-    assert await announce(store, since_ms=await store.now_ms()) == "refused"
+    assert await announce(store, since_ms=await store.now_ms() + 1) == "refused"
 
 
 async def test_a_key_that_is_set_and_expires_after_its_timer_was_cancelled_fires(store: Store) -> None:
@@ -572,7 +581,7 @@ async def test_an_expiry_that_was_heard_before_the_look_that_found_it_is_known(s
     (timer,) = await claim(store)
     await settle(store, an_end(timer))
     assert await announce(store, since_ms=heard_ms) == "known"
-    assert await announce(store, since_ms=await store.now_ms()) == "due"
+    assert await announce(store, since_ms=await store.now_ms() + 1) == "due"
 
 
 async def passing(store: Store) -> str:

@@ -25,9 +25,9 @@ end
 
 -- Redis sends all its subscribers the same events in the same order. So what came after a later canary, or has a higher number, is a
 -- later expiry, and so is what came after a canary that a pod that counts from its own subscription has not heard. Such a pod's own
--- reports only time can judge: what it has heard since the last answer is news, and anything else counts as what was answered. Where
--- pods agree on what that was, their name for it takes the place of a name that only one pod has. Without the lock, the record's
--- history tells when.
+-- reports only time can judge: what it has heard since the millisecond after the last answer is news, and anything else counts as what
+-- was answered. Where pods agree on what that was, their name for it takes the place of a name that only one pod has. Without the lock,
+-- the record's history tells when.
 local function is_news(member, since, number, r)
   local last, last_number, at, unheard = lock_of(member)
   local since_ms, alone = string.match(since, '^(%d+)@(.*)$')
@@ -38,7 +38,7 @@ local function is_news(member, since, number, r)
     if not at and r then
       for ms in string.gmatch(body_of(r), '\n%d+ %a %d+ %S+ %S+ %S+ bare%-expired (%d+)') do at = ms end
     end
-    if not at or tonumber(at) <= tonumber(since_ms) then return true end
+    if not at or tonumber(at) < tonumber(since_ms) then return true end
     if not last then return false end
     local last_ms, last_alone = string.match(last, '^(%d+)@(.*)$')
     is_later = alone == '' and tonumber(since_ms) > tonumber(last_ms) or alone ~= '' and unheard == '*'
