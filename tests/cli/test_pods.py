@@ -423,6 +423,14 @@ async def test_a_message_that_only_went_to_a_folder_does_not_count_as_sent(
             assert len(await _files(outbox)) == 1
 
 
+def test_a_folder_that_cannot_be_written_is_said_in_one_line(
+    start: Start, server: EmbeddedServer, tmp_path: Path
+) -> None:
+    (tmp_path / "outbox").touch()
+    pod = start("serve", **OURS, TIMERS_REDIS_URL=server.url, TIMERS_OUTBOX=str(tmp_path / "outbox"))
+    assert "TIMERS_OUTBOX: '" in pod.end().refusal()
+
+
 async def test_a_limited_pod_reports_only_what_it_runs(start: Start, server: EmbeddedServer, redis: Redis) -> None:
     redis.ping()
     pod = start("serve", **OURS, TIMERS_REDIS_URL=server.url, TIMERS_PREFIXES="hold-long,log")

@@ -97,7 +97,7 @@ class Worker:
     ) -> None:
         """`disagreed` is called if the db has another number of shards by now, so that this pod must end."""
         self._options = options
-        self._draining = False
+        self._started = self._draining = False
         self._first_shard = 0
         self._overdue = asyncio.Event()
         self.peers = self._build_peers(store, registry, disagreed)
@@ -214,6 +214,7 @@ class Worker:
         self._leasing.start()
         self._ending.start()
         self._taking.start()
+        self._started = True
         _log.info("worker started", pod=self._options.pod, processors=list(self._pod.registry.declared))
 
     async def drain(self) -> None:
@@ -238,7 +239,8 @@ class Worker:
             await self._until_overdue(asyncio.to_thread(self._options.spans.close), and_seconds=hand_back_seconds)
         self.runner.close()
         time_out.cancel()
-        _log.info("worker drained", pod=self._options.pod)
+        if self._started:
+            _log.info("worker drained", pod=self._options.pod)
 
     def shorten_drain(self) -> None:
         self._overdue.set()
