@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Generic, NamedTuple, NotRequired, Required, TypedDict, TypeVar, Unpack, overload
 
-from timers.core.model import Timer
+from timers.core.model import Status, Timer
 from timers.core.policies import Repeat, RetryPolicy
 from timers.core.shapes import BackoffFormula, Durability, IfExists, MissedRule, RepeatMode, StatusName
 from timers.core.spec import NewTimer
@@ -128,7 +128,7 @@ class FilterFields(TypedDict, total=False):
     may be a duration from now (`"1h"`, `"-1d"`, a timedelta)."""
 
     prefix: str | None
-    status: StatusName | Sequence[StatusName] | None
+    status: Status | StatusName | Sequence[Status | StatusName] | None
     tag: str | Texts | None
     due_after: Time | timedelta | None
     due_before: Time | timedelta | None
