@@ -16,7 +16,7 @@ from typing_extensions import TypeVar
 
 from timers.core.calls import BlockingTimers, Delay, Timers
 from timers.core.durations import parse_ms
-from timers.core.fields import check_prefix, is_own, owner
+from timers.core.fields import check_callers_prefix, check_prefix, is_own, owner
 from timers.core.limits import NO_LIMITS, Limits, Rate
 from timers.core.model import Timer
 from timers.core.outcome import Done, Rearm
@@ -251,6 +251,8 @@ def find(
         else:
             source = f"entry point of {point.dist.name} {point.dist.version}" if point.dist else "entry point"
             own |= {id(p): (p, source) for p in _of_point(point)}
+    for found, _ in own.values():
+        _check_own(found)
     replaced = {found.prefix: found.origin for found, _ in own.values()}
     points = _chosen(built_in, builtin)
     _check_targets(targets, {**{point.name: point.value for point in points}, **replaced})
@@ -265,6 +267,14 @@ def _working_directory() -> str:
         raise ConfigurationError(
             f"the working directory cannot be used: {error.strerror}; start in a folder that exists"
         ) from None
+
+
+def _check_own(found: Processor) -> None:
+    """Raises ConfigurationError for a processor of the service's own timers."""
+    try:
+        check_callers_prefix(found.prefix, found.origin)
+    except InvalidInput as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def _check_targets(targets: Iterable[str], origins: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
 from timers.core.durations import parse_ms
-from timers.core.fields import check_prefix, owner
+from timers.core.fields import check_callers_prefix, check_prefix, owner
 from timers.core.hooks import Hook
 from timers.errors import ConfigurationError, InvalidInput
 
@@ -168,7 +168,7 @@ def keys_of(secrets: Sequence[tuple[str, SecretStr]], prefix: str) -> list[bytes
 
 def prefixed_urls(text: str) -> Sequence[tuple[str, str]]:
     """Parses `prefix=https://…` into pairs; no prefix may be given twice."""
-    pairs = [(check_prefix(prefix), url) for prefix, _, url in (part.partition("=") for part in parts(text))]
+    pairs = [(check_callers_prefix(prefix), url) for prefix, _, url in (part.partition("=") for part in parts(text))]
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a prefix twice")
     for _, url in pairs:

@@ -165,6 +165,14 @@ class TestLoad:
             f"TIMERS_PROCESSORS names {path!r}, but `timers` is the service's own package; give your"
         )
 
+    def test_a_prefix_of_the_services_own_timers_is_refused(self, module: WriteModule) -> None:
+        """Nobody could arm such a timer, or the processor would run the service's own."""
+        name = module("plugin_for_hooks", ONE_PROCESSOR.format(prefix="timers.mine"))
+        assert complaint(name) == (
+            "plugin_for_hooks:serve: 'timers.mine' is not accepted; "
+            "expected a prefix that does not begin with 'timers.', which is reserved for the service"
+        )
+
     def test_an_installation_without_its_entry_points_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys.modules["timers.processor"], "entry_points", lambda **_: ())
         assert complaint() == "the built-in processors are missing; reinstall redis-timers (`make setup`)"
