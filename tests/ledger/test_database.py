@@ -16,6 +16,7 @@ from tests import postgres
 from tests.engine.fleet import until
 from timers.errors import ConfigurationError, LedgerUnavailable
 from timers.ledger.database import Database
+from timers.ledger.effects import clean
 from timers.ledger.schema import VERSION_TABLE, metadata
 
 
@@ -57,6 +58,15 @@ async def test_the_migrations_make_them_of_those_of_the_first_version(ledger_url
     await database.upgrade()
     assert await differences(database) == []
     await database.close()
+
+
+async def test_an_upgrade_makes_a_table_again_that_somebody_has_dropped(database: Database) -> None:
+    async with database.transaction() as connection:
+        await connection.execute(text("DROP TABLE timers_effects"))
+    with pytest.raises(LedgerUnavailable, match=r"timers_effects.*; run `timers db upgrade`"):
+        await clean(database)
+    await database.upgrade()
+    assert await differences(database) == []
 
 
 async def test_all_tables_begin_with_timers(database: Database) -> None:

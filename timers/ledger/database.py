@@ -259,6 +259,7 @@ def _upgrade(connection: Connection, *, notify: bool) -> None:
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+    metadata.create_all(connection)  # what somebody has dropped since: every error says that an upgrade makes it
     set_notify(connection, notify=notify)
 
 
