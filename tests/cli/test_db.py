@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 from redis import Redis
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 
 from tests import postgres
 from tests.cli.commands import CommandLine, Process
@@ -109,6 +109,16 @@ def test_a_url_that_no_driver_accepts_is_one_line_that_names_it(
     line = timers(*command).refusal()
     assert line.startswith("timers: TIMERS_LEDGER_URL: the ")
     assert "hidden" not in line
+
+
+def test_a_database_that_can_only_be_read_is_a_problem(bare: CommandLine) -> None:
+    url = postgres.new_database()
+    bare.monkeypatch.setenv("TIMERS_LEDGER_URL", url)
+    bare("db", "upgrade")
+    execute(url, f"ALTER DATABASE {make_url(url).database} SET default_transaction_read_only = on")
+    status = bare("db", "status", "-o", "json")
+    assert status.code == 1
+    assert status.json["problem"] == "the ledger is not available: cannot execute UPDATE in a read-only transaction"
 
 
 def test_shards_that_no_pod_has_copied_yet_are_shown(filled: CommandLine) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Final
+from contextlib import suppress
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -12,13 +13,15 @@ from timers.client import TimerClient
 from timers.client.copies import give_back, give_facts_back, told
 from timers.client.fleet import shortened
 from timers.engine.following import claim_ledger
-from timers.errors import ConfigurationError, TimersError
+from timers.errors import ConfigurationError, LedgerUnavailable, TimersError
 from timers.ledger import rows
 from timers.ledger.database import Database, SchemaState
 from timers.setting_values import redacted
 from timers.settings import load_worker_settings
 from timers.store.following import COPY, advance, detach, founded, notes, stages
 from timers.store.store import Store
+
+T = TypeVar("T")
 
 _NONE: Final = "TIMERS_LEDGER_URL is not set; there is no ledger"
 _COUNTED: Final = ("restored", "kept", "running")
@@ -54,12 +57,20 @@ def upgrade(
 @db.command()
 def status(output: Output = "table") -> None:
     """Show the state of the ledger's tables, and which shards of Redis do not agree with it yet, with how far they are
-    (`-`: Redis does not answer). Exits with 1 if this version cannot use the tables."""
-    url, state = _run(Database.state)
-    behind = None if state.problem else _shards_behind()
-    versions = {"found": state.found, "needed": state.newest, "problem": state.problem}
+    (`-`: Redis does not answer). Exits with 1 if this version cannot use the tables, or nothing can be written."""
+
+    async def look(database: Database) -> tuple[SchemaState, str | None]:
+        state = await database.state()
+        if state.problem is None:
+            with suppress(LedgerUnavailable):
+                await database.ping()
+        return state, state.problem or database.trouble
+
+    url, (state, problem) = _run(look)
+    behind = None if problem else _shards_behind()
+    versions = {"found": state.found, "needed": state.newest, "problem": problem}
     show({"database": url, **versions, "shards_behind": behind}, output)
-    if state.problem is not None:
+    if problem is not None:
         raise typer.Exit(1)
 
 
@@ -147,13 +158,13 @@ async def _checked(client: TimerClient) -> Database:
     return client.ledger
 
 
-def _run(act: Callable[[Database], Awaitable[SchemaState]]) -> tuple[str, SchemaState]:
+def _run(act: Callable[[Database], Awaitable[T]]) -> tuple[str, T]:
     """What `act` finds in the database of the settings, after its URL without the password."""
     url = load_worker_settings().ledger
     if url is None:
         raise ConfigurationError(_NONE)
 
-    async def opened() -> SchemaState:
+    async def opened() -> T:
         database = Database(url)
         try:
             return await act(database)
