@@ -1,5 +1,6 @@
 """One db at a time uses a ledger: the second of two live copies is refused, and told how to take over."""
 
+import asyncio
 from functools import partial
 
 from sqlalchemy import text
@@ -26,6 +27,16 @@ async def test_the_second_live_copy_is_refused_until_the_first_is_silent(databas
     async with database.transaction() as connection:
         await connection.execute(text("UPDATE timers_epochs SET seen = seen - 6001"))
     assert await asked(database, "three") is None
+
+
+async def test_of_two_copies_that_begin_in_one_moment_one_is_refused(database: Database, ledger_url: str) -> None:
+    others = Database(ledger_url)
+    for number in range(10):
+        async with database.transaction() as connection:
+            await connection.execute(text("DELETE FROM timers_epochs"))
+        answers = await asyncio.gather(asked(database, f"one {number}"), asked(others, f"two {number}"))
+        assert [*map(type, answers)].count(Holder) == 1
+    await others.close()
 
 
 async def test_a_pod_of_the_second_copy_leaves_the_ledger_alone(fleet: Fleet, database: Database) -> None:

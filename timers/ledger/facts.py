@@ -35,6 +35,7 @@ Lives = Mapping[int, str]
 _GIVEN: Final = rows_given({"kind": str, "name": str, "value": str})
 _INSERT: Final = insert(facts).from_select(["kind", "name", "value"], sa.select(*_GIVEN.c).where(sa.true()))
 _WRITE: Final = _INSERT.on_conflict_do_update(index_elements=["kind", "name"], set_={"value": _INSERT.excluded.value})
+_ONE_BY_ONE: Final = sa.text(f"LOCK TABLE {epochs.name} IN SHARE ROW EXCLUSIVE MODE")
 _DELETE: Final = sa.delete(facts).where(among(facts.c.kind, facts.c.name))
 
 
@@ -99,6 +100,8 @@ async def hold(
 ) -> Holder | None:
     """Say that pods of this db are alive. Returns who holds the ledger if that is a server which is not `known` to be
     an earlier one of this db; then nothing was changed."""
+    if connection.dialect.name == "postgresql":  # on SQLite nobody else can write meanwhile
+        await connection.execute(_ONE_BY_ONE)  # two that begin in one moment would not see each other
     ago = now_ms() - epochs.c.seen
     others = sa.select(epochs.c.epoch, epochs.c.server, ago).where(
         ago < HELD_MS, epochs.c.server.not_in([server, *known])
