@@ -71,8 +71,8 @@ def once(
     tx: Transaction, context: Context[Any] | BlockingContext[Any]
 ) -> AbstractAsyncContextManager[Effects] | AbstractContextManager[Effects]:
     """Let the block's SQL take effect once for this occurrence of the timer, with the commit of `tx`. A run of an
-    occurrence that is done does not enter the block, and ends as the run that did it. Raises InvalidInput for a `tx`
-    that cannot be undone as a whole."""
+    occurrence that is done does not enter the block, and ends as the run that did it; so a run has one block. Raises
+    InvalidInput for a `tx` that cannot be undone as a whole."""
     prefix, _, rest = context.idempotency_key.partition(":")
     timer_id, created, occurrence = rest.rsplit(":", 2)
     run = _Run(prefix, timer_id, int(created), int(occurrence))
