@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, make_url, select, text
+from sqlalchemy import Connection, Engine, create_engine, make_url, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -212,6 +212,33 @@ async def test_what_could_not_be_undone_is_refused(engine: AsyncEngine, blocking
         with pytest.raises(InvalidInput, match="already"), once(plain, context):
             raise AssertionError("not reached")
         plain.rollback()
+    assert await charges(engine) == []
+
+
+@pytest.mark.parametrize("end", ["rollback", "commit"])
+async def test_a_block_that_goes_on_in_another_transaction_is_refused(
+    engine: AsyncEngine, blocking: Engine, end: str
+) -> None:
+    """That has no row, and would be done again."""
+
+    async def run(tx: AsyncSession) -> None:
+        async with once(tx, context_of(a_timer())):
+            await getattr(tx, end)()
+            await tx.execute(charge())
+
+    def run_plain(tx: Connection) -> None:
+        with once(tx, context_of(a_timer(id="b"))):
+            getattr(tx, end)()
+            tx.execute(charge())
+
+    async with AsyncSession(engine) as tx:
+        await tx.begin()
+        with pytest.raises(InvalidInput, match="ended it and begun another"):
+            await run(tx)
+    with blocking.connect() as plain:
+        plain.begin()
+        with pytest.raises(InvalidInput, match="ended it and begun another"):
+            run_plain(plain)
     assert await charges(engine) == []
 
 

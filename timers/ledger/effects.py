@@ -81,21 +81,22 @@ def once(
 
 @contextmanager
 def _once(tx: Blocking, run: _Run) -> Iterator[Effects]:
-    _begin(tx, run)
+    begun = _begin(tx, run)
     done = Effects()
     yield done
-    _end(tx, run, done)
+    _end(tx, run, done, begun)
 
 
 @asynccontextmanager
 async def _once_async(tx: Async, run: _Run) -> AsyncIterator[Effects]:
-    await tx.run_sync(_begin, run)
+    begun = await tx.run_sync(_begin, run)
     done = Effects()
     yield done
-    await tx.run_sync(_end, run, done)
+    await tx.run_sync(_end, run, done, begun)
 
 
-def _begin(tx: Blocking, run: _Run) -> None:
+def _begin(tx: Blocking, run: _Run) -> object:
+    """Take the row. Returns the transaction."""
     if not tx.in_transaction():
         raise _misused("it has not begun a transaction")
     if tx.in_nested_transaction():
@@ -113,9 +114,12 @@ def _begin(tx: Blocking, run: _Run) -> None:
     if not is_first:
         text = connection.execute(sa.select(effects.c.outcome).where(run.row)).scalar_one()
         raise AlreadyDone(decode_outcome(text))
+    return tx.get_transaction()
 
 
-def _end(tx: Blocking, run: _Run, done: Effects) -> None:
+def _end(tx: Blocking, run: _Run, done: Effects, begun: object) -> None:
+    if tx.in_transaction() and tx.get_transaction() is not begun:
+        raise _misused("its block has ended it and begun another")
     if done.outcome is not None:
         tx.execute(effects.update().where(run.row).values(outcome=encode_outcome(done.outcome)))
 
