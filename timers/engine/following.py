@@ -184,16 +184,18 @@ class Following:
                     by_shard.pop(shard)
             self._unlike &= set(led)
             await self._arm_pending(led)  # first, or they would look like timers that were lost
-            agreed = [shard for shard in led if await self._follow_within_reach(shard)]
+            more = {shard: await self._follow_within_reach(shard) for shard in led}
             if time.monotonic() >= help_at:
                 help_at = time.monotonic() + HELP_SECONDS
                 await self._help([shard for shard in self._pod.shards if shard not in led])
             await self._keep_facts()
-            if led and time.monotonic() >= clean_at:
+            # One that is away, or is not checked yet, may come back with timers that were removed.
+            agreed = [shard for shard in led if more[shard] is False]
+            if agreed and time.monotonic() >= clean_at:
                 clean_at = time.monotonic() + CLEAN_SECONDS
-                await rows.clean(self._database, self._now_ms() - TOMBSTONES_MS)
+                await rows.clean(self._database, agreed, self._now_ms() - TOMBSTONES_MS)
             self._fails = False
-            await asyncio.sleep(0 if agreed else FOLLOW_SECONDS)
+            await asyncio.sleep(0 if any(more.values()) else FOLLOW_SECONDS)
 
     async def _keep_facts(self) -> None:
         """Copy what else a restore needs, where this pod leads the first shard."""
@@ -256,14 +258,14 @@ class Following:
         if gone := {identity: row.age for identity, row in ages.items() if row.gone}:
             await remove(self._store, gone)
 
-    async def _follow_within_reach(self, shard: int) -> bool:
-        """As `_follow`; a shard that is out of reach holds up no other."""
+    async def _follow_within_reach(self, shard: int) -> bool | None:
+        """As `_follow`; None for a shard that is out of reach, which holds up no other."""
         more = list[bool]()
 
         async def follow() -> None:
             more.append(await self._follow(shard))
 
-        return await self._pod.away.reached(shard, follow()) and any(more)
+        return any(more) if await self._pod.away.reached(shard, follow()) else None
 
     async def _follow(self, shard: int) -> bool:
         """Copy what has changed by now. Returns whether there may be more at once, because the shard did not agree with

@@ -198,9 +198,10 @@ async def waiting(connection: AsyncConnection, identities: Collection[Identity])
     return {(prefix, timer_id) for prefix, timer_id in found}
 
 
-async def clean(database: Database, before_ms: int) -> None:
-    """Delete the rows of timers that were removed before, batch after batch."""
+async def clean(database: Database, shards: Collection[int], before_ms: int) -> None:
+    """Delete the rows of timers of these shards that were removed before, batch after batch."""
     old = sa.select(timers.c.prefix, timers.c.id).where(timers.c.status == PURGED, timers.c.changed < before_ms)
+    old = old.where(timers.c.shard.in_(shards))
     gone = sa.delete(timers).where(_IDENTITY.in_(old.limit(SAVED)))
     while (await database.do(lambda connection: connection.execute(gone))).rowcount >= SAVED:
         pass
