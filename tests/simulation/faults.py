@@ -86,17 +86,18 @@ class Faults:
         self._chosen: Mapping[tuple[str, str, int], Fault] | None = (
             None if chosen is None else {(fault.actor, fault.call, fault.number): fault for fault in chosen}
         )
-        self._numbers = Counter[tuple[str, str]]()
+        self.moments = Counter[tuple[str, str]]()
+        """How many there were of each actor and call."""
         self.happened: list[Fault] = []
         self.over = False
         """Set it to heal the world: nothing goes wrong any more."""
 
     def at(self, actor: str, call: str) -> Fault | None:
         """The fault of this moment, if there is one."""
-        self._numbers[actor, call] += 1
+        self.moments[actor, call] += 1
         if self.over:
             return None
-        number = self._numbers[actor, call]
+        number = self.moments[actor, call]
         if self._chosen is not None:
             fault = self._chosen.get((actor, call, number))
         else:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 
 import pytest
 
@@ -11,10 +12,16 @@ from tests.simulation import faults
 from tests.simulation.__main__ import story_of
 from tests.simulation.plants import PLANTS
 from tests.simulation.story import shrink, tell
-from tests.simulation.world import play, simulated
+from tests.simulation.world import each_alone, play, simulated
 
 WORLDS = 1000
 """About 40 seconds of CPU, on as many cores as there are."""
+
+USUAL = 100
+"""Worlds that notice most mistakes."""
+
+ALONE = 8
+"""Worlds of which each is played twice for each of its claims."""
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +53,17 @@ def test_each_planted_fault_is_found(name: str) -> None:
     plant = PLANTS[name]
     with plant.planted():
         texts = plant.scripts()
-        seeds = [plant.seen_by, *range(WORLDS)]
-        assert any(play(seed, texts=texts).findings for seed in seeds), f"no world notices: {name}"
+        first = play(plant.seen_by, texts=texts)
+        alone = (world for seed in range(ALONE) for world in each_alone(seed, "claim", texts))
+        others = (play(seed, texts=texts) for seed in range(WORLDS))
+        worlds = chain([first], islice(others, USUAL), alone, others)
+        assert any(world.findings for world in worlds), f"no world notices: {name}"
+
+
+def test_a_claim_that_fails_alone_loses_nothing() -> None:
+    for seed in range(ALONE):
+        for world in each_alone(seed, "claim"):
+            assert (seed, world.faults, world.findings) == (seed, world.faults, [])
 
 
 def test_a_seed_always_plays_the_same_world() -> None:
@@ -55,7 +71,7 @@ def test_a_seed_always_plays_the_same_world() -> None:
     digests = [play(seed).digest for seed in seeds]
     assert digests == [play(seed).digest for seed in seeds]
     code = (
-        "from tests.simulation.world import play, simulated\n"
+        "from tests.simulation.world import each_alone, play, simulated\n"
         f"with simulated(): print([play(seed).digest for seed in range({len(seeds)})])"
     )
     for hash_seed in ("1", "2"):

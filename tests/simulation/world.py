@@ -57,13 +57,15 @@ AGAIN: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """How a world ended: what was wrong, what had gone wrong, and all that happened, as (second, who, what, …)."""
+    """How a world ended: what was wrong, what had gone wrong, and all that happened, as (second, who, what, …).
+    `moments` are the numbers of those that could go wrong, by actor and call."""
 
     seed: int
     plan: Plan
     findings: list[Finding]
     faults: list[Fault]
     trace: list[tuple[Any, ...]]
+    moments: Mapping[tuple[str, str], int]
 
     @property
     def digest(self) -> str:
@@ -363,7 +365,17 @@ def play(
         findings, stage.oracle.findings = stage.oracle.findings, []
         trace, stage.trace = stage.trace, []
         unwind(stage.loop, [*stage.pods, *stage.callers])
-    world = World(seed, plan, findings, stage.faults.happened, trace)
+    world = World(seed, plan, findings, stage.faults.happened, trace, stage.faults.moments)
     del stage
     gc.collect()
     return world
+
+
+def each_alone(seed: int, call: str, texts: Mapping[str, str] | None = None) -> Iterator[World]:
+    """The world of a seed, time and again, with one fault and no other: each call of this name fails in turn. Whoever
+    fails alone is not helped by others who clear up after their own faults."""
+    quiet = play(seed, chosen=(), texts=texts)
+    for (actor, called), moments in quiet.moments.items():
+        for number in range(1, moments + 1) if called == call else ():
+            for kind, seconds in ((faults.LOST_REQUEST, 0.0), (faults.REFUSES, 0.3)):
+                yield play(seed, chosen=[Fault(actor, call, number, kind, seconds)], texts=texts)
