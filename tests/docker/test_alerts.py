@@ -159,11 +159,13 @@ async def redis_full(stage: Stage) -> AsyncIterator[None]:
 
 
 async def not_ready(stage: Stage) -> AsyncIterator[None]:
-    """Redis takes no writes, and nothing is due."""
-    await stage.start()
+    """Redis takes no writes, and nothing is due. A pod that a busy machine has made deaf cannot find out that it hears
+    again then, and that is another alert."""
+    await stage.start(deaf_seconds=30.0)
     yield
     await stage.fleet.redis.config_set("min-replicas-to-write", 1)
-    await stage.tells("timers_ready 0.0")
+    for line in ("timers_ready 0.0", "timers_redis_up.* 1.0", "timers_notifications_ok 1.0"):
+        await stage.tells(line)
     yield
     await stage.fleet.redis.config_set("min-replicas-to-write", 0)
     await stage.tells("timers_ready 1.0")
