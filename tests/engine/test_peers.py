@@ -203,8 +203,9 @@ async def test_a_pod_watches_one_shard_of_each_server_at_every_sign_of_life(monk
     for _ in range(1 + ALL_BEATS):
         await peers.check_identity(())
     assert all({7, 30} <= set(marked) and 10 in looked for marked, looked, _ in identity.asked)
-    # A db of one shard that was lost a minute after its timers were armed had had none, by what was said of it.
-    assert all({7, 10, 30} <= set(counted) for _, _, counted in identity.asked)
+    # A db of one shard that was lost a minute after its timers were armed had had none, by what was said of it. Of what
+    # several pods say, the most counts.
+    assert all({7, 30} <= set(counted) for _, _, counted in identity.asked)
 
 
 @pytest.mark.parametrize(("mine", "always"), [([1, 3, 30], 1), ([], 0)])

@@ -12,7 +12,7 @@ from tests.simulation import faults
 from tests.simulation.__main__ import story_of
 from tests.simulation.plants import PLANTS
 from tests.simulation.story import shrink, tell
-from tests.simulation.world import each_alone, play, simulated
+from tests.simulation.world import each_alone, each_cut, play, simulated
 
 WORLDS = 1000
 """About 40 seconds of CPU, on as many cores as there are."""
@@ -22,6 +22,9 @@ USUAL = 100
 
 ALONE = 8
 """Worlds of which each is played twice for each of its claims."""
+
+CUT = 5
+"""Worlds of which each is played once for each message that pods hear."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,14 +58,21 @@ def test_each_planted_fault_is_found(name: str) -> None:
         texts = plant.scripts()
         first = play(plant.seen_by, texts=texts)
         alone = (world for seed in range(ALONE) for world in each_alone(seed, "claim", texts))
+        cut = (world for seed in range(CUT) for world in each_cut(seed, texts))
         others = (play(seed, texts=texts) for seed in range(WORLDS))
-        worlds = chain([first], islice(others, USUAL), alone, others)
+        worlds = chain([first], islice(others, USUAL), alone, cut, others)
         assert any(world.findings for world in worlds), f"no world notices: {name}"
 
 
 def test_a_claim_that_fails_alone_loses_nothing() -> None:
     for seed in range(ALONE):
         for world in each_alone(seed, "claim"):
+            assert (seed, world.faults, world.findings) == (seed, world.faults, [])
+
+
+def test_messages_that_no_pod_hears_lose_nothing() -> None:
+    for seed in range(CUT):
+        for world in each_cut(seed):
             assert (seed, world.faults, world.findings) == (seed, world.faults, [])
 
 

@@ -379,3 +379,14 @@ def each_alone(seed: int, call: str, texts: Mapping[str, str] | None = None) -> 
         for number in range(1, moments + 1) if called == call else ():
             for kind, seconds in ((faults.LOST_REQUEST, 0.0), (faults.REFUSES, 0.3)):
                 yield play(seed, chosen=[Fault(actor, call, number, kind, seconds)], texts=texts)
+
+
+def each_cut(seed: int, texts: Mapping[str, str] | None = None) -> Iterator[World]:
+    """The world of a seed, time and again, with one fault and no other: at each message in turn all pods lose their
+    subscriptions, and again with the next eight, so that nobody hears them."""
+    heard = {
+        actor: n for (actor, call), n in play(seed, chosen=(), texts=texts).moments.items() if call == faults.EVENT
+    }
+    for first in range(1, max(heard.values(), default=0) + 1):
+        cut = [Fault(actor, faults.EVENT, n, faults.EVENT_CUT) for actor in heard for n in range(first, first + 9)]
+        yield play(seed, chosen=cut, texts=texts)

@@ -204,7 +204,7 @@ class Peers:
         watched = {*due, *(min(shards.intersection(mine) or shards) for shards in servers)}
         try:
             await identity.check([shard for shard in mine if shard in watched], sorted(watched.difference(mine)))
-            await identity.count(watched)
+            await identity.count(watched.intersection(mine).union(due))
             await self._raise_format(members)
         except ConfigurationError as error:
             if self._disagreed is None:

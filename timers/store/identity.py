@@ -12,10 +12,11 @@ agree.
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 from redis.exceptions import ResponseError
 
@@ -312,7 +313,7 @@ class DbIdentity:
                 raise error
             replies = {s: reply[1:] for s, reply in zip(acts, answers, strict=True) if isinstance(reply, list)}
             self.checkpoints |= {shard: int(newest) for shard, (newest, _) in replies.items() if newest}
-            meta = await self._change("look")
+            meta = await self._look()
         except (ResponseError, RedisRights, ConfigurationError):
             # Nobody can read the meta, which `renew` repairs, or a shard has no checkpoint.
             await (self.renew() if epoch else self.refresh())
@@ -357,14 +358,16 @@ class DbIdentity:
         self.losses, self.foreign = {}, ""
         return [] if meta is None else list(meta.losses.values())
 
+    async def _look(self) -> Meta | None:
+        """What the db is, for one command. The script `look` takes three, and tells the server's time besides."""
+        with _readable(), scripts.reachable():
+            fields: dict[Any, Any] = await self._redis.hgetall(keys.META)
+        return _meta(list(chain.from_iterable(fields.items())))
+
     async def _change(self, act: str, *arguments: str) -> Meta | None:
         script, sent = "look" if act == "look" else "meta", time.monotonic()
-        try:
+        with _readable():
             reply = await scripts.run(self._redis, script, keys.META, [act, *arguments], self._wake)
-        except (ResponseError, RedisRights) as error:
-            overwritten = f"{keys.META} is not a hash: another program has written it"
-            why = overwritten if str(error).startswith("WRONGTYPE") else error
-            raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {why}") from error
         self._clock.observe(int(reply[0]), sent, time.monotonic())
         return _meta(reply[1])
 
@@ -381,6 +384,17 @@ class DbIdentity:
         self.epoch, self.shards, self.armed, self.moving = meta.epoch, meta.shards, meta.armed, meta.moving
         self.closed, self.losses, self.foreign = self.closed or meta.closed, meta.losses, meta.foreign
         self._seen_ms = round(self._clock.now_ms())
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Raises ConfigurationError if the meta is no hash, or the Redis user may not read it."""
+    try:
+        yield
+    except (ResponseError, RedisRights) as error:
+        overwritten = f"{keys.META} is not a hash: another program has written it"
+        why = overwritten if str(error).startswith("WRONGTYPE") else error
+        raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {why}") from error
 
 
 def _meta(flat: Sequence[bytes]) -> Meta | None:
