@@ -45,7 +45,7 @@ class _DueJustNow(Store):
         self.looked = asyncio.Event()
         self.during: Callable[[], None] = self.looked.set
 
-    async def touch(self, shard: int, rank: int = 0) -> Touched:
+    async def touch(self, shard: int, rank: int = 0, *, joins: bool = False) -> Touched:
         self.during()
         now_ms = round(self.clock.now_ms())
         return Touched(now_ms, None, {"note": now_ms - 1})

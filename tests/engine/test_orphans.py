@@ -55,7 +55,7 @@ async def test_the_claimer_spun_while_orphans_were_held() -> None:
 
 
 class _Away(Store):
-    async def touch(self, shard: int, next_orphan: int = 0) -> Touched:
+    async def touch(self, shard: int, next_orphan: int = 0, *, joins: bool = False) -> Touched:
         raise Unavailable("away")
 
 

@@ -295,6 +295,25 @@ async def test_a_hold_off_that_a_success_ends_holds_up_nothing_any_more(fleet: F
     await eventually(goes_on, "other pods may take what is due")
 
 
+async def test_a_pod_that_held_off_and_has_ended_held_up_the_next_for_an_hour(fleet: Fleet) -> None:
+    async def act(_timer: Timer, _context: Context) -> None:
+        raise Retry("the server is away", after="1h", hold_off="1h")
+
+    async def is_blocked() -> bool:
+        return await fleet.redis.zscore("timers:{0}:blocked", "note") is not None
+
+    away, back = Calls(act=act), Calls()
+    pod = await fleet.pod(away)
+    await fleet.client.create("note", "away", delay=0)
+    await until(lambda: pod.worker.runner.held_off_ms("note"), "it holds off")
+    await fleet.client.create("note", "waits", delay=0)
+    await eventually(is_blocked, "nothing of the queue may start")
+    await fleet.drain(pod)
+    await fleet.pod(back, name="b")
+    await fleet.completed("waits")
+    assert (away.ids, back.ids) == (["away"], ["waits"])
+
+
 async def test_fail_gives_up_at_once_whatever_attempts_are_left(fleet: Fleet) -> None:
     async def act(_timer: Timer, _context: Context) -> None:
         raise Fail("no such user")

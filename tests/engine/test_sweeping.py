@@ -50,7 +50,7 @@ class _FakeStore(Store):
         self.asked_for_runs.set()
         return self.runs
 
-    async def touch(self, shard: int, rank: int = 0) -> Touched:
+    async def touch(self, shard: int, rank: int = 0, *, joins: bool = False) -> Touched:
         self.looks += 1
         self.ranks.append(rank)
         self.during()

@@ -524,6 +524,24 @@ async def block(fleet: Fleet, way: str) -> None:
         await fleet.store.pause("slow", paused=True)
 
 
+@pytest.mark.parametrize("rate", ["1000/s", None])
+@pytest.mark.parametrize("before", ["1/h", "10/d"])
+async def test_a_rate_that_was_raised_held_for_as_long_as_the_one_before(
+    fleet: Fleet, before: str, rate: str | None
+) -> None:
+    async def is_blocked() -> bool:
+        return await fleet.redis.zscore("timers:{0}:blocked", "note") is not None
+
+    slow, fast = Calls(rate=before), Calls(rate=rate)
+    pod = await fleet.pod(slow)
+    await arm(fleet, ids(4))
+    await until(lambda: slow.ids, "one has run")
+    await eventually(is_blocked, "the rate holds up the others")
+    await fleet.drain(pod)
+    await fleet.pod(fast, name="b")
+    await until(lambda: len(slow) + len(fast) == 4, "the others run at the new rate")
+
+
 async def test_a_limited_queue_waited_for_ever_once_others_had_filled_the_pod(fleet: Fleet) -> None:
     crowd, limited = Busy("crowd"), Busy("note", concurrency=2)
     await fleet.pod(crowd, limited, concurrency=10)

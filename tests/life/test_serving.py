@@ -126,7 +126,7 @@ class _Overdue(Store):
         self.now_ms_is = 0
         self.abandoned_before: list[int] = []
 
-    async def touch(self, shard: int, rank: int = 0) -> Touched:
+    async def touch(self, shard: int, rank: int = 0, *, joins: bool = False) -> Touched:
         return Touched(self.now_ms_is, None, self._due)
 
     async def orphans(self, shard: int, rank: int = 0) -> tuple[list[Identity], int]:

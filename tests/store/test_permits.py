@@ -139,6 +139,18 @@ async def test_a_rate_lets_a_burst_through_and_says_how_long_to_wait(
     assert await take() == (3, 100)
 
 
+@pytest.mark.parametrize("before", ["1/m", "1/h", "10/d"])
+async def test_after_a_slower_rate_the_next_start_is_no_further_than_this_rate_puts_it(
+    frozen: Store, clock: time_machine.Traveller, before: str
+) -> None:
+    permits = Permits(frozen)
+    assert (await reserve(permits, Limits(rate=Rate.parse(before)), 1)).count == 1
+    reserved = await reserve(permits, THREE_AT_ONCE, 1)
+    assert reserved.count or reserved.wait_ms <= 100
+    clock.shift(0.100)
+    assert (await reserve(permits, THREE_AT_ONCE, 1)).count == 1
+
+
 @pytest.mark.parametrize("used", [0, 1, 2])
 async def test_starts_that_were_not_made_do_not_count_for_the_rate(
     frozen: Store, clock: time_machine.Traveller, used: int

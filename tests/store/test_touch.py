@@ -167,6 +167,23 @@ async def test_a_queue_that_is_blocked_again_is_named_no_more(frozen: Store, clo
     assert (await frozen.touch(0)).due == {}
 
 
+async def test_a_pod_that_joins_ends_all_blocks_except_pauses(frozen: Store, clock: time_machine.Traveller) -> None:
+    """It may have other limits than the pods before it. A queue with due timers is named for a moment first."""
+    for prefix in ("limited", "paused"):
+        await armed(frozen, prefix=prefix)
+    await armed(frozen, prefix="idle", due="+20000")
+    await frozen.pause("paused", paused=True)
+    await frozen.block(0, {"limited": 3_600_000, "idle": 3_600_000})
+    clock.shift(1)
+    assert (await frozen.touch(0)).due == {}
+    for _ in range(2):
+        assert (await frozen.touch(0, joins=True)).due.keys() == {"limited"}
+        assert (await state_of(frozen)).blocked == {"limited", "paused"}
+    clock.shift(0.3)
+    assert (await frozen.touch(0)).due.keys() == {"limited"}
+    assert (await state_of(frozen)).blocked == {"paused"}
+
+
 async def test_a_queue_whose_due_timers_were_taken_goes_on_at_once(
     frozen: Store, clock: time_machine.Traveller
 ) -> None:

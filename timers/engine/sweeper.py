@@ -59,7 +59,7 @@ class ShardSweep:
         self._next_rank = self._next_orphan = 0
         self.leaves_work = False
         """Whether the last polls found due timers that this pod does not serve, or lost runs."""
-        self._everything = True
+        self._everything = self._joins = True
         self._due_sooner = asyncio.Event()
 
     def due_sooner(self, due_ms: float) -> None:
@@ -139,7 +139,8 @@ class ShardSweep:
             share = 1 if self.next_poll_ms else (self._shard + 1) / self._all.pod.store.shards
             self.next_poll_ms = now_ms + self._all.interval_ms(self._shard) * share
         try:
-            touched = await self._all.pod.store.touch(self._shard, rank)
+            touched = await self._all.pod.store.touch(self._shard, rank, joins=self._joins)
+            self._joins = False
             found_lost = await self._find_orphans(touched)
         except BaseException as error:
             self._all.sweep_everything([self._shard])

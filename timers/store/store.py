@@ -406,10 +406,11 @@ class Store:
         self.confirmed(durability, reached, len(settlements))
         return [code.decode() for code in codes]
 
-    async def touch(self, shard: int, rank: int = 0) -> Touched:
+    async def touch(self, shard: int, rank: int = 0, *, joins: bool = False) -> Touched:
         """Touch what has become due so that its events come now, and learn when to poll again. Checks some queues
-        from `rank` on, newest due first."""
-        next_poll, queues, next_rank, lost = await self.run("touch", shard, [TOUCH_LIMIT, rank])
+        from `rank` on, newest due first. A pod that joins asks for queues at a limit too: see touch.lua."""
+        asked = [TOUCH_LIMIT, rank, *(["joins"] if joins else ())]
+        next_poll, queues, next_rank, lost = await self.run("touch", shard, asked)
         due = {keys.text(prefix): int(due_ms) for prefix, due_ms in scripts.grouped(queues, 2)}
         next_ms = int(next_poll) if next_poll else None
         return Touched(round(self.clock_of(shard).now_ms()), next_ms, due, int(next_rank), bool(lost))

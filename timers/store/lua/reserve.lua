@@ -7,11 +7,15 @@ local interval, burst, n = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7
 local permits, rate = root .. 'permits', root .. (ARGV[8] or 'rate')
 local wait = 0
 
--- The theoretical arrival time kept for the rate (µs), at least now. A time further ahead than the rate's whole burst plus an
--- hour, which allows for a changed rate, is foreign.
+local function keep(tat) call('SET', rate, text(tat), 'PX', math.ceil((tat - now_us) / 1000) + 1) end
+
+-- The theoretical arrival time kept for the rate (µs), at least now. One further ahead than this rate reaches is of a slower rate
+-- that was changed, and is brought forward; one more than an hour further is foreign.
 local function arrival()
-  local tat = tonumber(call('GET', rate))
-  return tat and tat > now_us and tat < now_us + burst * interval + 3600000000 and tat or now_us
+  local tat, furthest = tonumber(call('GET', rate)), now_us + burst * interval
+  if not tat or not (tat > now_us and tat < furthest + 3600000000) then return now_us end
+  if tat > furthest then keep(furthest) end
+  return math.min(tat, furthest)
 end
 
 if concurrency > 0 then
@@ -25,7 +29,7 @@ if interval > 0 then
   n = math.max(math.min(n, math.floor((now_us + burst * interval - tat) / interval)), 0)
   if n > 0 then
     tat = tat + n * interval
-    call('SET', rate, text(tat), 'PX', math.ceil((tat - now_us) / 1000) + 1)
+    keep(tat)
   end
   wait = math.max(math.ceil((tat + interval - burst * interval - now_us) / 1000), 0)
 end

@@ -2,7 +2,7 @@
 -- Touch due trigger keys, so that Redis deletes them and publishes their `expired` events now, and answer when to come again.
 -- Touching moves no timer; only a claim takes a due one out of the due index.
 
-local most, rank = tonumber(ARGV[2]), tonumber(ARGV[3])
+local most, rank, joins = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] ~= nil
 local STALE_MS = 50
 local BACKLOG_MS = 1000   -- a queue that is later than this is not touched again: its events came, or the sweep replaces them
 local GRACE_MS = 250
@@ -61,17 +61,20 @@ end
 
 -- Let queues whose block is over go on. One with due timers stays blocked for GRACE_MS more, in which it is named, so that a pod
 -- can ask for it and block it again before anybody takes its timers for late. Half a millisecond in the time marks such a queue.
+-- For a pod that joins, the blocks are over that last longest, except pauses: it may have other limits, and who set them may be gone.
 local function end_blocks()
   local grace = text(now + GRACE_MS) .. '.5'
-  local ending = call('ZRANGEBYSCORE', root .. 'blocked', '-inf', grace, 'WITHSCORES', 'LIMIT', 0, most)
+  local ending = joins and call('ZREVRANGEBYSCORE', root .. 'blocked', '(+inf', '-inf', 'WITHSCORES', 'LIMIT', 0, most)
+    or call('ZRANGEBYSCORE', root .. 'blocked', '-inf', grace, 'WITHSCORES', 'LIMIT', 0, most)
   for i = 1, #ending, 2 do
     local prefix, until_ms = ending[i], tonumber(ending[i + 1])
     local head = tonumber(call('ZSCORE', root .. 'held', prefix))
     local is_marked, is_due = until_ms % 1 == 0.5, head and head < now + 1 and is_member(prefix .. ':x')
-    if until_ms <= now and is_due and not is_marked then
+    local is_over = until_ms <= now or (joins and not is_marked)
+    if is_over and is_due and not is_marked then
       call('ZADD', root .. 'blocked', grace, prefix)
       is_marked = true
-    elseif until_ms <= now or (is_marked and not is_due) then
+    elseif is_over or (is_marked and not is_due) then
       block(prefix, nil)
       is_marked = false
     end
@@ -87,7 +90,7 @@ end
 
 -- Most polls find that nothing is due, which takes one command for each index.
 local blocked, head, lease, go_on, lost = lowest('blocked'), lowest('heads'), lowest('leases'), 0, 0
-if blocked and blocked < now + GRACE_MS + 1 then
+if blocked and (joins or blocked < now + GRACE_MS + 1) then
   end_blocks()
   blocked, head = lowest('blocked'), lowest('heads')
 end
