@@ -219,8 +219,12 @@ class TestMissed:
         """Otherwise a restart would end a timer as skipped although its run started in time."""
         back = HistoryEntry(START_MS + 500, Status.SCHEDULED, 1, "pod-1", "handed-back", "draining")
         run = HistoryEntry(START_MS + HOUR_MS, Status.RUNNING, 2, "pod-2", "sweep-start", lateness_ms=HOUR_MS)
-        timer = armed({"delay": 0, "missed": "skip"})._replace(history=(run, back))
-        assert missed(timer, START_MS + HOUR_MS) is None
+        timer = armed({"delay": 0, "missed": "skip"})
+        assert missed(timer._replace(history=(run, back)), START_MS + HOUR_MS) is None
+        changed = HistoryEntry(START_MS + 1000, Status.SCHEDULED, 1, None, "changed")
+        assert missed(timer._replace(history=(run, changed, changed, back)), START_MS + HOUR_MS) is None
+        moved = HistoryEntry(START_MS + 1000, Status.SCHEDULED, 1, None, "rescheduled")
+        assert missed(timer._replace(history=(run, moved, back)), START_MS + HOUR_MS) == Missed(HOUR_MS - 1000)
 
     def test_a_run_that_died_with_its_pod_is_not_missed_when_it_is_rescued(self) -> None:
         """Otherwise a crash would end a timer as skipped although its run started in time."""

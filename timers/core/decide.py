@@ -105,8 +105,10 @@ def _is_rescued(timer: Timer) -> bool:
 
 
 def _is_handed_back(timer: Timer) -> bool:
-    """Whether the entry before the newest, which is this claim's, gave a run up without an end."""
-    return any(entry.cause == "handed-back" for entry in islice(life(timer), 1, 2))
+    """Whether the entry before the newest, which is this claim's, gave a run up without an end. Between them may be
+    changes that left the due time alone."""
+    before = (entry for entry in islice(life(timer), 1, None) if entry.cause != "changed")
+    return any(entry.cause == "handed-back" for entry in islice(before, 1))
 
 
 def life(timer: Timer) -> Iterator[HistoryEntry]:
