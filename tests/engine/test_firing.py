@@ -106,6 +106,20 @@ async def test_a_plain_function_runs_in_a_thread_and_its_answer_counts(fleet: Fl
     assert threads[0] is not threading.main_thread()
 
 
+async def test_what_a_plain_function_found_nothing_of_was_an_error_of_the_service(fleet: Fleet) -> None:
+    """`next` raises StopIteration, which came out of a coroutine as RuntimeError without a place."""
+
+    @processor("plain", retry={"max_attempts": 1})
+    def plain(_timer: Timer, _context: Context) -> None:
+        next(iter(()))
+
+    await fleet.pod(plain)
+    await fleet.client.create("plain", "x", delay=0)
+    error = (await fleet.failed("x", "plain")).last_error or {}
+    assert error["type"] == "StopIteration"
+    assert str(error["where"]).endswith(" in plain")
+
+
 async def test_none_of_many_plain_functions_times_out_before_it_has_begun(fleet: Fleet) -> None:
     """More than a hundred are due at once. Each is called; no timeout runs while its function waits for a thread."""
     ids = [f"n{number}" for number in range(150)]

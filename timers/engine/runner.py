@@ -33,7 +33,7 @@ from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs, StopReason
 from timers.engine.spans import end_span
 from timers.engine.supervisor import Lifespans
-from timers.engine.threads import Threads, ThreadTimers
+from timers.engine.threads import Ended, Threads, ThreadTimers
 from timers.logs import get_logger, running
 from timers.processor import Context
 from timers.store.codec import as_stored
@@ -215,7 +215,9 @@ class Runner:
                     self._started(run)
                     result: Any = processor.function(timer, self._context_of(run, self._timers))
                 else:
-                    result = await self._result_in_thread(run)
+                    result, error = await self._ended_in_thread(run)
+                    if error is not None:
+                        raise error  # noqa: TRY301 (out of a coroutine StopIteration comes as a RuntimeError)
                 if inspect.isawaitable(result):
                     result = await result
                 outcome = _DONE if result is None else _as_outcome(run, result)
@@ -318,15 +320,12 @@ class Runner:
     def _report(self, run: Run, failed: Failed) -> None:
         _log.warning("attempt failed", **run.named, error=failed.error, reason=failed.reason, where=failed.where)
 
-    async def _result_in_thread(self, run: Run) -> object:
+    async def _ended_in_thread(self, run: Run) -> Ended:
         in_thread = partial(self._call_in_thread, run, asyncio.get_running_loop())
         run.timers = ThreadTimers(self._timers)
         ended = self._threads.call(in_thread, partial(self._freed, run))
         run.in_thread = True
-        result, error = await ended
-        if error is not None:
-            raise error
-        return result
+        return await ended
 
     def _call_in_thread(self, run: Run, loop: asyncio.AbstractEventLoop) -> object:
         if run.stop is not None:
