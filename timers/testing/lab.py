@@ -122,7 +122,8 @@ class LabRun:
 
 class TimerLab:
     """A timer service for one test, as a context manager. `timers` is its client. `runs` are the runs that have ended,
-    in order. While the lab is open, a processor's `asyncio.sleep` waits for the lab's clock.
+    in order. While the lab is open, a processor's `asyncio.sleep` waits for the lab's clock. `asyncio.timeout` and
+    `asyncio.wait_for` count real time, so that no such sleep takes too long for them; timeouts of runs count the lab's.
 
     At its end it takes back the runs that have not ended and leaves the lifespans of processors. `async with` waits for
     that, and so does the fixture; `with` on an event loop leaves it to the loop's next turns."""
