@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,32 @@ async def test_a_list_is_stable_while_timers_come_and_go(client: TimerClient) ->
     await client.create("test", "early", delay="1m")
     second = await client.list(limit=10, cursor=first.next_cursor)
     assert [timer.id for timer in second.items] == [f"t{i:04}" for i in range(10, 20) if i != 12]
+
+
+class Kind(str, Enum):  # noqa: UP042 (many programs have such; in a text it appears as `Kind.REMINDER`)
+    """The prefixes of an application."""
+
+    REMINDER = "test"
+
+
+class Name(str, Enum):  # noqa: UP042
+    """The ids of an application."""
+
+    ADA = "ada"
+
+
+async def test_a_timer_may_be_named_by_a_member_of_an_enum(client: TimerClient) -> None:
+    """It was armed as `Kind.REMINDER:Name.ADA`, which no processor serves."""
+    created = await client.create(Kind.REMINDER, Name.ADA, delay="1h")
+    assert (created.key, created) == ("test:ada", await client.get("test", "ada"))
+    assert await client.list(prefix=Kind.REMINDER) == await client.list()
+    assert (await client.batch([{"prefix": Kind.REMINDER, "id": Name.ADA, "delay": 1, "if_exists": "keep"}]))[0] == (
+        Armed(created, "kept")
+    )
+    for change in (client.get, partial(client.change, payload=1), client.fire, client.cancel, client.retry):
+        assert (await change(Kind.REMINDER, Name.ADA)).key == "test:ada"
+    assert await client.pause(Kind.REMINDER)
+    assert await client.resume("test")
 
 
 async def test_filters_narrow_a_list(client: TimerClient) -> None:

@@ -5,6 +5,7 @@ import json
 import sqlite3
 import sys
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,6 +75,20 @@ def test_no_statement_asks_for_a_time_that_the_inbox_would_refuse(action: Any) -
     assert statement("note", "a", action=action, due_at=datetime.now(UTC) + timedelta(days=3_652))
     with pytest.raises(InvalidInput, match=r"^due_at: .*expected a time at most 10 years ahead$"):
         statement("note", "a", action=action, due_at=datetime.now(UTC) + timedelta(days=3_654))
+
+
+class Kind(str, Enum):  # noqa: UP042 (many programs have such)
+    """Names of an application."""
+
+    REMINDER = "note"
+
+
+@pytest.mark.parametrize("action", ["create", "cancel"])
+def test_a_statement_has_the_text_of_a_name_also_of_a_member_of_an_enum(action: Any) -> None:
+    """A driver may send another text for it: psycopg sends the name of the member."""
+    fields = {"delay": "1h"} if action == "create" else {}
+    _, (prefix, timer_id, *_) = statement(Kind.REMINDER, Kind.REMINDER, action=action, **fields)  # type: ignore[call-overload]
+    assert (type(prefix), prefix) == (type(timer_id), timer_id) == (str, "note")
 
 
 FIELDS: list[dict[str, Any]] = [

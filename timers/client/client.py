@@ -109,15 +109,14 @@ class TimerClient(Timers):
         client._by, client._quota, client._visible = by, quota, visible
         return client
 
-    async def _changing(self, prefix: str, id: str) -> tuple[Store, str]:
-        """Before a change of a timer, which needs the ledger if there is one: the life of its shard in which it is to
-        be changed, empty if any will do."""
-        check_prefix(prefix)
-        check_id(id)
+    async def _changing(self, prefix: str, id: str) -> tuple[Store, str, str, str]:
+        """Before a change of a timer, which needs the ledger if there is one: its checked prefix and id, and the life
+        of its shard in which it is to be changed, empty if any will do."""
+        prefix, id = check_prefix(prefix), check_id(id)
         store = await self._open()
         if self._ledger is not None:
-            return store, await self._ledger.ready((prefix, id))
-        return store, self._lives.get(store.shard_of(prefix, id), "")
+            return store, prefix, id, await self._ledger.ready((prefix, id))
+        return store, prefix, id, self._lives.get(store.shard_of(prefix, id), "")
 
     async def _done(
         self, act: str, answer: Reply, prefix: str, id: str, life: str, *, code: str = "changed", removed: bool = False
@@ -271,7 +270,8 @@ class TimerClient(Timers):
 
     async def get(self, prefix: str, id: str) -> Timer:
         store = await self._open()
-        timer = await store.get_one(check_prefix(prefix), check_id(id))
+        prefix, id = check_prefix(prefix), check_id(id)
+        timer = await store.get_one(prefix, id)
         if timer is None and self._ledger is not None:
             await self._ledger.give_back((prefix, id))
             timer = await store.get_one(prefix, id)
@@ -290,7 +290,7 @@ class TimerClient(Timers):
         return timer
 
     async def _cancel(self, prefix: str, id: str, version: int | None, *, purge: bool) -> Timer:
-        store, life = await self._changing(prefix, id)
+        store, prefix, id, life = await self._changing(prefix, id)
         answer = await store.cancel(
             prefix,
             id,
@@ -322,7 +322,7 @@ class TimerClient(Timers):
         if not change.model_fields_set:
             raise InvalidInput.of("", {}, f"at least one of {', '.join(TimerChange.model_fields)}")
         check_callers_prefix(prefix)
-        store, life = await self._changing(prefix, id)
+        store, prefix, id, life = await self._changing(prefix, id)
         while True:  # until nobody else has changed it between the read and the write
             current, due_ms = await self.get(prefix, id), own_due_ms(change, store.clock.now_ms())
             answer = await store.reschedule(
@@ -356,14 +356,14 @@ class TimerClient(Timers):
 
     async def fire(self, prefix: str, id: str) -> Timer:
         """Make a scheduled timer due now, even inside the edit lock. Raises NotFound, Running, NotScheduled."""
-        store, life = await self._changing(prefix, id)
+        store, prefix, id, life = await self._changing(prefix, id)
         cause = encode_act("fired", self._by)
         answer = await store.reschedule(prefix, id, due="+0", cause=cause, life=life)
         return await self._done("fire", answer, prefix, id, life)
 
     async def retry(self, prefix: str, id: str) -> Timer:
         """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled."""
-        _, life = await self._changing(prefix, id)
+        _, prefix, id, life = await self._changing(prefix, id)
         cause = encode_act("retried", self._by)
         answer = await self._quotas.rearm(prefix, id, self._quota, cause=cause, life=life)
         return await self._done("retry", answer, prefix, id, life)
@@ -488,7 +488,8 @@ class TimerClient(Timers):
         return await self._pause("resume", prefix)
 
     async def _pause(self, act: str, prefix: str) -> bool:
-        changed = await (await self._open()).pause(check_prefix(prefix), paused=act == "pause")
+        prefix = check_prefix(prefix)
+        changed = await (await self._open()).pause(prefix, paused=act == "pause")
         if self._by is not None:
             _log.info("a caller changed a prefix", act=act, prefix=prefix, by=self._by)
         return changed

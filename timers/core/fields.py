@@ -129,6 +129,7 @@ PREFIX_RULE: Final = f"a prefix like {PREFIX_PATTERN}, other than 'timers'"
 PREFIXES_RULE: Final = f"{PREFIX_RULE}, or the beginning of prefixes followed by *"
 ID_RULE: Final = f"an id like {ID_PATTERN}"
 
+# What is checked is returned as a mere text: a member of an enum of texts would appear in keys under its Python name.
 _PREFIX: Final = re.compile(rf"(?!{RESERVED_PREFIX}\Z){PREFIX_PATTERN}")
 _CALLERS_PREFIX: Final = re.compile(rf"(?!{RESERVED_PREFIX}(?:\.|\Z)){PREFIX_PATTERN}")
 _ID: Final = re.compile(ID_PATTERN)
@@ -150,16 +151,16 @@ def is_prefix(text: str) -> bool:
 
 
 def check_prefix(value: object, field: str = "prefix") -> str:
-    """The prefix if it is valid; else InvalidInput."""
-    if isinstance(value, str) and _PREFIX.fullmatch(value):
-        return value
+    """The prefix if it is valid, as a mere text; else InvalidInput."""
+    if isinstance(value, str) and (found := _PREFIX.fullmatch(value)):
+        return found[0]
     raise InvalidInput.of(field, value, PREFIX_RULE)
 
 
 def check_prefixes(value: object, field: str = "prefix") -> str:
     """What stands for prefixes, if it is valid: a prefix, or the beginning of prefixes and `*`; else InvalidInput."""
     if isinstance(value, str) and is_prefix(value.removesuffix("*")):
-        return value
+        return value[:]
     raise InvalidInput.of(field, value, PREFIXES_RULE)
 
 
@@ -170,8 +171,8 @@ def covers(prefixes: str, prefix: str) -> bool:
 
 def check_callers_prefix(value: object, field: str = "prefix") -> str:
     """As `check_prefix`, but also refuses the service's own prefixes, whose timers nobody else makes or changes."""
-    if isinstance(value, str) and _CALLERS_PREFIX.fullmatch(value):
-        return value
+    if isinstance(value, str) and (found := _CALLERS_PREFIX.fullmatch(value)):
+        return found[0]
     raise InvalidInput.of(
         field,
         check_prefix(value, field),
@@ -180,9 +181,9 @@ def check_callers_prefix(value: object, field: str = "prefix") -> str:
 
 
 def check_id(value: object, field: str = "id") -> str:
-    """The id if it is valid; else InvalidInput."""
-    if isinstance(value, str) and _ID.fullmatch(value):
-        return value
+    """The id if it is valid, as a mere text; else InvalidInput."""
+    if isinstance(value, str) and (found := _ID.fullmatch(value)):
+        return found[0]
     raise InvalidInput.of(field, value, ID_RULE)
 
 

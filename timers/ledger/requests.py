@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from timers.core.calls import After, At, ByCron, ByLadder, ChangeFields, Delay, Time
+from timers.core.fields import check_id, check_prefix
 from timers.core.spec import Plain, Requested, check_request, own_due_ms
 from timers.errors import InvalidInput
 from timers.ids import new_id
@@ -130,7 +131,7 @@ def _row(action: Requested, prefix: str, id: str | None, fields: Mapping[str, An
     spec = request.change if request.new is None else request.new
     if spec is not None:
         own_due_ms(spec, time.time() * 1000)  # raises for one that is too far ahead
-    return {"prefix": prefix, "id": given or "", "action": action, "body": request.body}
+    return {"prefix": check_prefix(prefix), "id": check_id(given), "action": action, "body": request.body}
 
 
 def _write(tx: Transaction, row: dict[str, str]) -> str | Coroutine[Any, Any, str]:
