@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
-from typing import ClassVar, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
 
 One = TypeVar("One")
 Other = TypeVar("Other")
@@ -88,6 +88,10 @@ class InvalidInput(
     def __init__(self, errors: Sequence[FieldError]) -> None:
         self.errors = tuple(errors)
         super().__init__("; ".join(str(error) for error in self.errors))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Sequence[FieldError]], dict[str, Any]]:
+        """To be sent to another process, or copied. An exception would be made again from its text."""
+        return type(self), (self.errors,), vars(self)
 
     @classmethod
     def of(cls, field: str, value: object, accepted: str) -> "InvalidInput":
@@ -211,6 +215,10 @@ class RateLimited(Denied, status=429, title="Too many calls", detail="the key ma
     def __init__(self, text: str, retry_after_ms: int) -> None:
         self.retry_after_ms = retry_after_ms
         super().__init__(text)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, int], dict[str, Any]]:
+        """As InvalidInput's."""
+        return type(self), (str(self), self.retry_after_ms), vars(self)
 
 
 class TooManyPending(
