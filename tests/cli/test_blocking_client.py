@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import itertools
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from redis import Redis
 
 from tests.waiting import DEADLINE_SECONDS
-from timers import BlockingTimerClient, Change, NotFound, Open, Status, TimerClient
+from timers import Armed, BlockingTimerClient, Change, InvalidInput, NewTimerFields, NotFound, Open, Status, TimerClient
 from timers.embedded import EmbeddedServer
 from timers.ledger.database import Database
 
@@ -57,6 +58,29 @@ async def upgraded(url: str) -> None:
     database = Database(url)
     await database.upgrade()
     await database.close()
+
+
+def test_a_batch_reads_its_generator_where_it_was_called(client: BlockingTimerClient) -> None:
+    """It was read on the loop's thread, where Django's database refuses to be asked and the client cannot wait."""
+    client.create("log", "first", delay="1h", payload=5)
+    told = threading.local()
+    told.here = True
+
+    def rows() -> Iterator[NewTimerFields]:
+        for number in range(3):
+            payload = [client.get("log", "first").payload, hasattr(told, "here")]
+            yield {"prefix": "log", "id": str(number), "delay": "1h", "payload": payload}
+
+    armed = [result.timer.payload for result in client.batch(rows()) if isinstance(result, Armed)]
+    assert armed == [[5, True]] * 3
+
+
+def test_of_a_generator_without_end_a_batch_reads_no_more_than_it_may_arm(client: BlockingTimerClient) -> None:
+    numbers = itertools.count()
+    rows: Iterator[NewTimerFields] = ({"prefix": "log", "id": str(number), "delay": "1h"} for number in numbers)
+    with pytest.raises(InvalidInput, match="timers: 'more than 1000 timers' is not accepted; expected at most 1000"):
+        client.batch(rows)
+    assert (next(numbers), client.stats().counts) == (1001, {})
 
 
 def test_threads_share_one_client(client: BlockingTimerClient) -> None:

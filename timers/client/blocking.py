@@ -6,13 +6,14 @@ import os
 import selectors
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-from timers.client.client import TimerClient
+from timers.client.client import TimerClient, wished
 from timers.client.feed import Event
+from timers.client.planning import Results, Wish
 from timers.core.calls import BlockingTimers, FilterFields
 from timers.core.model import Timer
 from timers.core.shapes import Durability
@@ -112,7 +113,6 @@ class BlockingTimerClient(BlockingTimers):
         return _on_the_loop(self._here().create(prefix, id, **fields))
 
     arm = _waiting(TimerClient.arm)
-    batch = _waiting(TimerClient.batch)
     get = _waiting(TimerClient.get)
     cancel = _waiting(TimerClient.cancel)
     change = _waiting(TimerClient.change)
@@ -133,6 +133,12 @@ class BlockingTimerClient(BlockingTimers):
     acknowledge_losses = _waiting(TimerClient.acknowledge_losses)
     pause = _waiting(TimerClient.pause)
     resume = _waiting(TimerClient.resume)
+
+    def batch(self, news: Iterable[Wish], *, traceparent: str | None = None) -> Results:
+        # Read here: a generator of the caller may make calls of its own, which the loop's thread refuses.
+        return _on_the_loop(self._here().batch(wished(news), traceparent=traceparent))
+
+    batch.__doc__ = TimerClient.batch.__doc__
 
     def iterate(self, **wanted: Unpack[FilterFields]) -> Iterator[Timer]:
         page = self.list(**wanted)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
+from itertools import islice
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack
 
@@ -227,9 +228,7 @@ class TimerClient(Timers):
         error given in place of a timer is its result.
         Raises Unavailable for the whole batch, unless the ledger has some of it; timers armed before stay, so repeat it
         with ids and `if_exists: keep`."""
-        news = news if isinstance(news, Sequence) else list(news)
-        if len(news) > BATCH_LIMIT:
-            raise InvalidInput.of("timers", f"{len(news)} timers", f"at most {BATCH_LIMIT}")
+        news = wished(news)
         if traceparent is not None:
             check_traceparent(traceparent)
         await self._open()
@@ -535,6 +534,15 @@ class TimerClient(Timers):
         await store.identity.refresh()
         if (moving := store.identity.moving) is not None and moving.is_over:
             raise moving.error
+
+
+def wished(news: Iterable[Wish]) -> Sequence[Wish]:
+    """What a batch is to arm. Raises InvalidInput for too much, of which it takes no more than one too many."""
+    given = news if isinstance(news, Sequence) else list(islice(news, BATCH_LIMIT + 1))
+    if len(given) > BATCH_LIMIT:
+        number = len(given) if given is news else f"more than {BATCH_LIMIT}"
+        raise InvalidInput.of("timers", f"{number} timers", f"at most {BATCH_LIMIT}")
+    return given
 
 
 def _due(delay: Delay | None, due_at: Time | None) -> dict[str, Any]:
