@@ -11,6 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.members import announce, declare, declare_at
+from tests.topologies import Place
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.client import Armed, TimerClient, client_over, feed_of
 from timers.client.feed import LOG_LIMIT, Dropped, Feed, Gap, Open
@@ -452,6 +453,30 @@ async def test_a_listener_that_takes_nothing_holds_nobody_up(client: TimerClient
     assert len(slow.waiting(most=LOG_LIMIT)) > 0
     await feed.leave(slow)
     await feed.leave(quick)
+
+
+async def test_on_another_event_loop_it_sends_nothing(server: Place, redis: Redis) -> None:
+    """The server armed the timer, but the caller got a RuntimeError of asyncio: the answer went to the first loop."""
+    await redis.hset("timers:{pods}:declared", "test", "1 before")
+    client = TimerClient(server.url)
+    await client.create("test", "a", delay="1h")
+
+    async def elsewhere() -> None:
+        with pytest.raises(RuntimeError, match="open on another event loop"):
+            await client.create("test", "b", delay="1h")
+        with pytest.raises(RuntimeError, match="open on another event loop"):
+            await client.close()
+
+    async def after_the_close() -> None:
+        async with client:
+            await client.create("test", "c", delay="1h")
+
+    await asyncio.to_thread(asyncio.run, elsewhere())
+    assert [timer.id async for timer in client.iterate()] == ["a"]
+    await client.close()
+    await asyncio.to_thread(asyncio.run, after_the_close())
+    async with client:
+        assert [timer.id async for timer in client.iterate()] == ["a", "c"]
 
 
 async def test_first_calls_at_the_same_time_share_one_pool(

@@ -17,6 +17,10 @@ parameters. Every method raises `Unavailable` while Redis is down, `InvalidInput
 timer's state forbids the call. `timers` has every type and error that a signature names. [reference.md](reference.md)
 has the fields of a timer.
 
+A `TimerClient` belongs to the event loop of its first call until it is closed there; on another loop it raises
+`RuntimeError` and sends nothing. Where each call has a loop of its own, such as with Django's `async_to_sync` or
+`asyncio.run` in a task of Celery, use a `BlockingTimerClient` outside of the loop.
+
 | method | does |
 |---|---|
 """

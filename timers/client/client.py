@@ -1,5 +1,6 @@
 """Owns the caller's side: arms, reads, changes and cancels timers directly on Redis, in the words of the HTTP API."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
@@ -70,7 +71,7 @@ _log = get_logger("timers.client")
 
 
 class TimerClient(Timers):
-    """Timers of one db. Safe to share within an event loop; close it, or use it as an async context manager.
+    """Timers of one db. Safe to share within an event loop; close it there, or use it as an async context manager.
 
     Every method raises `Unavailable` while Redis is down, `InvalidInput` for bad values, and a `Refused` if the timer's
     state forbids the call.
@@ -82,6 +83,10 @@ class TimerClient(Timers):
     _durability: Durability | Literal[""]
     """Of timers that ask for none; empty: `fast`, without saying so."""
     _visible: Visible | None = None
+    _any_loop = False
+    """Whether its connections are somebody else's, who knows on which event loops they may be used."""
+    _loop: asyncio.AbstractEventLoop | None = None
+    """The event loop on which its connections are open."""
     _lives: Mapping[int, str] = MappingProxyType({})
 
     def __init__(
@@ -171,11 +176,14 @@ class TimerClient(Timers):
 
     async def close(self) -> None:
         """End all listeners and close the connections."""
+        if self._loop is not None:
+            self._check_loop()
         await self.end_events()
         if self._connections is not None:
             await self._connections.close()
         if self._database is not None:
             await self._database.close()
+        self._loop = None
 
     @property
     def ledger(self) -> "Database | None":
@@ -509,6 +517,7 @@ class TimerClient(Timers):
     async def _open(self) -> Store:
         """The store, which knows the db and its clock. Until a timer was armed, anybody may still give the db another
         number of shards, so it is read again."""
+        self._check_loop()
         if self._connections is None:
             settings = load_worker_settings()
             url = await reachable_url(settings.redis_url, settings.data_dir)
@@ -527,6 +536,17 @@ class TimerClient(Timers):
         if self._database is not None and not store.identity.epoch:
             await recall_shards(store, self._database)
         return store
+
+    def _check_loop(self) -> None:
+        """Raise RuntimeError on another event loop: what is sent from there is done, but its answer never arrives."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop and not self._any_loop:
+            raise RuntimeError(
+                "this TimerClient is open on another event loop; close it before that loop ends, and make one for each "
+                "loop, or use BlockingTimerClient where there is none"
+            )
 
     @staticmethod
     async def _check_place(store: Store) -> None:
@@ -561,7 +581,7 @@ def client_over(
     """A client over a store that is already open; closing the client closes the store's connections. With a retention
     of 0 it keeps no record of cancelled timers."""
     client = TimerClient(edit_lock_ms=edit_lock_ms, ledger=ledger, durability=durability)
-    client._connections, client._keeps_cancelled = store.connections, keeps_cancelled
+    client._connections, client._keeps_cancelled, client._any_loop = store.connections, keeps_cancelled, True
     client._use(store)
     return client
 
