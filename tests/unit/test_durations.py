@@ -82,6 +82,20 @@ def test_a_duration_is_read_and_written(given: object, expected: Duration, text:
     assert Duration.parse(text) == expected
 
 
+class Float64(float):
+    """As that of NumPy, which is a float with another repr."""
+
+    def __repr__(self) -> str:
+        return f"np.float64({float(self)})"
+
+    def __add__(self, other: float) -> "Float64":
+        return Float64(float(self) + other)
+
+
+def test_a_number_of_numpy_is_a_number_of_seconds() -> None:
+    assert Duration.parse(Float64(0.1)) == Duration(ms=100)
+
+
 REFUSED_DURATIONS: list[object] = [
     *(True, False, None, [], {}, b"1s", Decimal(1), date(2026, 1, 1), datetime(2026, 1, 1, tzinfo=UTC)),
     *(-1, -0.0001, math.nan, math.inf, -math.inf, 1e308, 10**400, MAX_MS // 1_000 + 1),

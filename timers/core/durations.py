@@ -265,7 +265,7 @@ def _read_number(value: object) -> Duration | None:
         case int():
             return Duration(ms=value * 1000)
         case float() if math.isfinite(value) and value >= 0:  # by its shortest text, as written: 0.1 is exactly 100 ms
-            return Duration(ms=math.ceil(Fraction(repr(value + 0.0)) * 1000))
+            return Duration(ms=math.ceil(Fraction(repr(float(value) + 0.0)) * 1000))
         case timedelta():
             return Duration(days=value.days, ms=value.seconds * 1000 - (-value.microseconds // 1000))
         case _:
