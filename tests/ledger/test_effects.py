@@ -215,6 +215,29 @@ async def test_what_could_not_be_undone_is_refused(engine: AsyncEngine, blocking
     assert await charges(engine) == []
 
 
+async def test_a_block_that_commits_by_itself_passes_on_its_end(engine: AsyncEngine, blocking: Engine) -> None:
+    """How it ended was written into a transaction that nobody committed, so a second run ended as `Done()`."""
+    contexts = [context_of(a_timer(id=name)) for name in "ab"]
+    async with AsyncSession(engine) as session:
+        await session.begin()
+        async with once(session, contexts[0]) as effects:
+            await session.execute(charge("a"))
+            effects.ends(Rearm(after="1d"))
+            await session.commit()
+    with blocking.connect() as connection:
+        connection.begin()
+        with once(connection, contexts[1]) as effects:
+            connection.execute(charge("b"))
+            connection.commit()
+            effects.ends(Rearm(after="1d"))
+    for context in contexts:
+        with pytest.raises(AlreadyDone) as again:
+            async with engine.begin() as tx, once(tx, context):
+                raise AssertionError("not reached")
+        assert again.value.outcome == Rearm(after="1d")
+    assert await charges(engine) == ["a", "b"]
+
+
 @pytest.mark.parametrize("end", ["rollback", "commit"])
 async def test_a_block_that_goes_on_in_another_transaction_is_refused(
     engine: AsyncEngine, blocking: Engine, end: str

@@ -5,7 +5,13 @@ of several runs of one occurrence, one after the other or at the same time, one 
 """
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from typing import Any, Final, NamedTuple, TypeVar, overload
 
 import sqlalchemy as sa
@@ -120,7 +126,9 @@ def _begin(tx: Blocking, run: _Run) -> object:
 def _end(tx: Blocking, run: _Run, done: Effects, begun: object) -> None:
     if tx.in_transaction() and tx.get_transaction() is not begun:
         raise _misused("its block has ended it and begun another")
-    if done.outcome is not None:
+    if done.outcome is None:
+        return
+    with nullcontext() if tx.in_transaction() else tx.begin():  # the block may have committed it
         tx.execute(effects.update().where(run.row).values(outcome=encode_outcome(done.outcome)))
 
 
