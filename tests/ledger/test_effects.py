@@ -10,15 +10,22 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, make_url, select, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from tests.engine.fleet import Calls, Fleet
 from tests.unit.samples import NoTimers, a_timer
 from timers.core.model import Status, Timer
 from timers.core.outcome import AlreadyDone, Done, Rearm, Retry, decode_outcome, encode_outcome
 from timers.errors import InvalidInput
-from timers.ledger import once
+from timers.ledger import arm, cancel, once
 from timers.ledger.database import Database
 from timers.ledger.effects import KEPT_MS, clean
 from timers.ledger.schema import effects
@@ -236,6 +243,27 @@ async def test_a_block_that_commits_by_itself_passes_on_its_end(engine: AsyncEng
                 raise AssertionError("not reached")
         assert again.value.outcome == Rearm(after="1d")
     assert await charges(engine) == ["a", "b"]
+
+
+async def test_a_registry_stands_for_the_session_of_its_caller(engine: AsyncEngine, blocking: Engine) -> None:
+    """As `db.session` of Flask-SQLAlchemy, and its twin that is awaited."""
+    plain = scoped_session(sessionmaker(blocking))
+    awaited = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+    with plain.begin(), once(plain, context_of(a_timer(id="a"))):
+        plain.execute(charge("a"))
+    assert arm(plain, "note", "a", delay="1h") == "a"
+    plain.commit()
+    async with awaited.begin(), once(awaited, context_of(a_timer(id="b"))):
+        await awaited.execute(charge("b"))
+    assert await arm(awaited, "note", "b", delay="1h") == "b"
+    assert await cancel(awaited, "note", "b") == "b"
+    await awaited.commit()
+    plain.remove()
+    await awaited.remove()
+    assert await charges(engine) == ["a", "b"]
+    async with engine.connect() as tx:
+        found = await tx.execute(text("SELECT id, action FROM timers_inbox ORDER BY seq"))
+    assert [tuple(row) for row in found] == [("a", "create"), ("b", "create"), ("b", "cancel")]
 
 
 @pytest.mark.parametrize("end", ["rollback", "commit"])

@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from timers.core.outcome import AlreadyDone, Done, Rearm, Retry, decode_outcome, encode_outcome
 from timers.errors import FieldError, InvalidInput
 from timers.ledger.database import Database
-from timers.ledger.requests import Async, Blocking, Transaction
+from timers.ledger.requests import Async, Blocking, Given, GivenAsync, GivenBlocking, current
 from timers.ledger.schema import effects, now_ms
 from timers.processor import BlockingContext, Context
 
@@ -70,11 +70,11 @@ class _Run(NamedTuple):
 
 
 @overload
-def once(tx: Async, context: Context[Any]) -> AbstractAsyncContextManager[Effects]: ...
+def once(tx: GivenAsync, context: Context[Any]) -> AbstractAsyncContextManager[Effects]: ...
 @overload
-def once(tx: Blocking, context: BlockingContext[Any] | Context[Any]) -> AbstractContextManager[Effects]: ...
+def once(tx: GivenBlocking, context: BlockingContext[Any] | Context[Any]) -> AbstractContextManager[Effects]: ...
 def once(
-    tx: Transaction, context: Context[Any] | BlockingContext[Any]
+    tx: Given, context: Context[Any] | BlockingContext[Any]
 ) -> AbstractAsyncContextManager[Effects] | AbstractContextManager[Effects]:
     """Let the block's SQL take effect once for this occurrence of the timer, with the commit of `tx`. A run of an
     occurrence that is done does not enter the block, and ends as the run that did it; so a run has one block. Raises
@@ -82,7 +82,8 @@ def once(
     prefix, _, rest = context.idempotency_key.partition(":")
     timer_id, created, occurrence = rest.rsplit(":", 2)
     run = _Run(prefix, timer_id, int(created), int(occurrence))
-    return _once_async(tx, run) if isinstance(tx, Async) else _once(tx, run)
+    own = current(tx)
+    return _once_async(own, run) if isinstance(own, Async) else _once(own, run)
 
 
 @contextmanager

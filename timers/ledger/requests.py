@@ -6,8 +6,8 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Final, Literal, LiteralString, Unpack, overload
 
 from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
 
 from timers.core.calls import After, At, ByCron, ByLadder, ChangeFields, Delay, Time
 from timers.core.fields import check_id, check_prefix
@@ -20,6 +20,11 @@ Async = AsyncConnection | AsyncSession
 Blocking = Connection | Session
 Transaction = Async | Blocking
 """A transaction of the application, in SQLAlchemy."""
+
+GivenAsync = Async | async_scoped_session[Any]
+GivenBlocking = Blocking | scoped_session[Any]
+Given = GivenAsync | GivenBlocking
+"""A transaction, or what has a session for each thread, request or task, such as `db.session` of Flask-SQLAlchemy."""
 
 Paramstyle = Literal["qmark", "numeric", "named", "format", "pyformat", "numeric_dollar"]
 """How a driver marks parameters: those of DB-API 2, and `$1` (asyncpg)."""
@@ -41,37 +46,37 @@ _INSERT: Final = inbox.insert().inline()
 
 
 @overload
-def arm(tx: Async, prefix: str, id: str | None = None, **fields: Unpack[After]) -> Coroutine[Any, Any, str]: ...
+def arm(tx: GivenAsync, prefix: str, id: str | None = None, **fields: Unpack[After]) -> Coroutine[Any, Any, str]: ...
 @overload
-def arm(tx: Async, prefix: str, id: str | None = None, **fields: Unpack[At]) -> Coroutine[Any, Any, str]: ...
+def arm(tx: GivenAsync, prefix: str, id: str | None = None, **fields: Unpack[At]) -> Coroutine[Any, Any, str]: ...
 @overload
-def arm(tx: Async, prefix: str, id: str | None = None, **fields: Unpack[ByCron]) -> Coroutine[Any, Any, str]: ...
+def arm(tx: GivenAsync, prefix: str, id: str | None = None, **fields: Unpack[ByCron]) -> Coroutine[Any, Any, str]: ...
 @overload
-def arm(tx: Async, prefix: str, id: str | None = None, **fields: Unpack[ByLadder]) -> Coroutine[Any, Any, str]: ...
+def arm(tx: GivenAsync, prefix: str, id: str | None = None, **fields: Unpack[ByLadder]) -> Coroutine[Any, Any, str]: ...
 @overload
-def arm(tx: Blocking, prefix: str, id: str | None = None, **fields: Unpack[After]) -> str: ...
+def arm(tx: GivenBlocking, prefix: str, id: str | None = None, **fields: Unpack[After]) -> str: ...
 @overload
-def arm(tx: Blocking, prefix: str, id: str | None = None, **fields: Unpack[At]) -> str: ...
+def arm(tx: GivenBlocking, prefix: str, id: str | None = None, **fields: Unpack[At]) -> str: ...
 @overload
-def arm(tx: Blocking, prefix: str, id: str | None = None, **fields: Unpack[ByCron]) -> str: ...
+def arm(tx: GivenBlocking, prefix: str, id: str | None = None, **fields: Unpack[ByCron]) -> str: ...
 @overload
-def arm(tx: Blocking, prefix: str, id: str | None = None, **fields: Unpack[ByLadder]) -> str: ...
-def arm(tx: Transaction, prefix: str, id: str | None = None, **fields: Any) -> str | Coroutine[Any, Any, str]:
+def arm(tx: GivenBlocking, prefix: str, id: str | None = None, **fields: Unpack[ByLadder]) -> str: ...
+def arm(tx: Given, prefix: str, id: str | None = None, **fields: Any) -> str | Coroutine[Any, Any, str]:
     """Arm a timer when this transaction is committed, and return its id. The keyword arguments are those of
     `TimerClient.create`; without an id one is made. A delay begins now. Raises InvalidInput before anything is written.
     What only Redis knows, such as that the timer exists already, is found after the commit; the row is then kept in
     `timers_inbox_refused`."""
-    return _write(tx, _row("create", prefix, id, fields))
+    return _write(current(tx), _row("create", prefix, id, fields))
 
 
 @overload
-def cancel(tx: Async, prefix: str, id: str) -> Coroutine[Any, Any, str]: ...
+def cancel(tx: GivenAsync, prefix: str, id: str) -> Coroutine[Any, Any, str]: ...
 @overload
-def cancel(tx: Blocking, prefix: str, id: str) -> str: ...
-def cancel(tx: Transaction, prefix: str, id: str) -> str | Coroutine[Any, Any, str]:
+def cancel(tx: GivenBlocking, prefix: str, id: str) -> str: ...
+def cancel(tx: Given, prefix: str, id: str) -> str | Coroutine[Any, Any, str]:
     """Cancel a timer when this transaction is committed, and return its id. Raises InvalidInput. Until a pod has done
     it, the timer may still start."""
-    return _write(tx, _row("cancel", prefix, id, {}))
+    return _write(current(tx), _row("cancel", prefix, id, {}))
 
 
 @overload
@@ -132,6 +137,12 @@ def _row(action: Requested, prefix: str, id: str | None, fields: Mapping[str, An
     if spec is not None:
         own_due_ms(spec, time.time() * 1000)  # raises for one that is too far ahead
     return {"prefix": check_prefix(prefix), "id": check_id(given), "action": action, "body": request.body}
+
+
+def current(tx: Given) -> Transaction:
+    """The transaction itself: of what has several sessions, the one of the caller."""
+    own: Transaction = tx() if isinstance(tx, async_scoped_session | scoped_session) else tx
+    return own
 
 
 def _write(tx: Transaction, row: dict[str, str]) -> str | Coroutine[Any, Any, str]:
