@@ -277,6 +277,9 @@ def _engine(url: str, file: SqliteFile) -> AsyncEngine:
 
 
 def _sqlite(url: URL, file: SqliteFile) -> AsyncEngine:
+    """Raises ValueError for a driver that cannot be awaited."""
+    if url.get_driver_name() != "aiosqlite":
+        raise ValueError(url.drivername)
     if sqlite3.sqlite_version_info < SQLITE:
         raise ConfigurationError(
             f"TIMERS_LEDGER_URL: Python has SQLite {sqlite3.sqlite_version}; expected 3.35 or later"
