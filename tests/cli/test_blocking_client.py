@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from redis import Redis
@@ -43,6 +43,21 @@ def test_the_methods_are_those_of_the_client_that_is_awaited(client: BlockingTim
 
 def test_it_is_made_as_the_client_that_is_awaited() -> None:
     assert inspect.signature(BlockingTimerClient) == inspect.signature(TimerClient)
+
+
+@pytest.mark.parametrize("kind", [TimerClient, BlockingTimerClient])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"durability": "replicate"}, "durability: 'replicate' is not accepted; expected fast, fsync, replicated or"),
+        ({"edit_lock_ms": "5s"}, "edit_lock_ms: '5s' is not accepted; expected a number of milliseconds"),
+        ({"edit_lock_ms": -1}, "edit_lock_ms: -1 is not accepted; expected a number of milliseconds"),
+    ],
+)
+def test_options_that_no_client_can_have_are_refused(kind: Any, options: dict[str, Any], said: str) -> None:
+    """A misspelt durability was given to every timer, and the answer said that it was reached."""
+    with pytest.raises(InvalidInput, match=said):
+        kind("redis://127.0.0.1:1", **options)
 
 
 def test_it_writes_to_the_ledger_too(client: BlockingTimerClient, server: EmbeddedServer, tmp_path: Path) -> None:

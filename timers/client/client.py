@@ -22,7 +22,7 @@ from timers.client.fleet import (
     read_stats,
 )
 from timers.client.group_commit import ArmAll, GroupCommit
-from timers.client.opening import open_ledger, recall_shards, refusal_of
+from timers.client.opening import LEVELS, listed, open_ledger, recall_shards, refusal_of
 from timers.client.planning import (
     Reason,
     Results,
@@ -100,7 +100,8 @@ class TimerClient(Timers):
         """A client for a Redis URL whose db number is the dedicated one, and the URL of the ledger's database if the
         service has one; `durability` is that of timers that ask for none, `ledger` only if there is one. Without a URL
         it finds what the command line finds: `TIMERS_REDIS_URL`, `TIMERS_LEDGER_URL` and `TIMERS_DURABILITY`, else the
-        server of a running `timers dev`. Connects at the first call."""
+        server of a running `timers dev`. Connects at the first call. Raises InvalidInput."""
+        check_options(edit_lock_ms, durability)
         self._connections = None if url is None else connect(url)
         self._store: Store | None = None
         self._edit_lock_ms, self._keeps_cancelled = edit_lock_ms, True
@@ -554,6 +555,14 @@ class TimerClient(Timers):
         await store.identity.refresh()
         if (moving := store.identity.moving) is not None and moving.is_over:
             raise moving.error
+
+
+def check_options(edit_lock_ms: object, durability: object) -> None:
+    """Raise InvalidInput for options that no client can have. Nothing later would refuse a misspelt durability."""
+    if durability not in LEVELS:
+        raise InvalidInput.of("durability", durability, listed({}))
+    if not isinstance(edit_lock_ms, int) or edit_lock_ms < 0:
+        raise InvalidInput.of("edit_lock_ms", edit_lock_ms, "a number of milliseconds, zero or more")
 
 
 def wished(news: Iterable[Wish]) -> Sequence[Wish]:
