@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -379,3 +379,12 @@ async def test_a_timer_that_was_purged_and_armed_again_has_another_idempotency_k
         await timer_lab.advance(0)
         await timer_lab.timers.cancel("sees", "a", purge=True)
     assert len(set(seen)) == 3
+
+
+@pytest.mark.parametrize("start", [datetime(2026, 11, 21), datetime(9990, 1, 1, tzinfo=UTC)])  # noqa: DTZ001
+def test_a_clock_begins_at_a_time_that_timers_can_have(start: datetime) -> None:
+    """One without a zone began at another moment on each machine, and after 2200 no timer ever ran."""
+    with pytest.raises(InvalidInput, match=r"^start: "):
+        TimerLab(start=start)
+    aware = datetime(2030, 11, 21, tzinfo=UTC)
+    assert TimerLab(start=aware).now == aware

@@ -24,7 +24,7 @@ from fakeredis import FakeRedis, FakeServer
 from timers.client import TimerClient, client_over
 from timers.core.calls import Delay
 from timers.core.clock import Later, ServerClock
-from timers.core.durations import Duration, to_datetime
+from timers.core.durations import Duration, parse_time, to_datetime
 from timers.core.model import Timer
 from timers.engine.claimer import Claimer
 from timers.engine.intake import Intake
@@ -129,8 +129,8 @@ class TimerLab:
     that, and so does the fixture; `with` on an event loop leaves it to the loop's next turns."""
 
     def __init__(self, *, start: datetime | None = None) -> None:
-        """A lab whose clock begins at `start`, or now by default."""
-        self._now_ms: float = round((time.time() if start is None else start.timestamp()) * 1000)
+        """A lab whose clock begins at `start`, an aware datetime, or now by default. Raises InvalidInput."""
+        self._now_ms: float = round(time.time() * 1000) if start is None else parse_time(start, "start")
         self.runs: list[LabRun] = []
         self._processors: dict[str, Processor] = {}
         self._engine: Engine | None = None
