@@ -518,7 +518,8 @@ class TimerClient(Timers):
     async def _open(self) -> Store:
         """The store, which knows the db and its clock. Until a timer was armed, anybody may still give the db another
         number of shards, so it is read again."""
-        self._check_loop()
+        if self._loop is not asyncio.get_running_loop():
+            self._check_loop()
         if self._connections is None:
             settings = load_worker_settings()
             url = await reachable_url(settings.redis_url, settings.data_dir)
