@@ -2,9 +2,11 @@
 proof."""
 
 import hashlib
+from collections.abc import Collection
 
 import pytest
 from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.engine.fleet import Calls, Fleet, Held
 from tests.ledger.copies import agreed, in_ledger
@@ -13,8 +15,10 @@ from timers import NewTimer
 from timers.client.copies import row_of
 from timers.core.model import Timer
 from timers.core.outcome import Fail, Rearm, Retry
+from timers.engine import following
 from timers.ledger.database import Database
-from timers.ledger.rows import save
+from timers.ledger.facts import Lives
+from timers.ledger.rows import Row, save, save_in
 from timers.ledger.schema import PURGED, timers
 from timers.processor import Context
 from timers.store import keys
@@ -111,6 +115,27 @@ async def test_more_notes_than_one_call_takes_are_taken_away(fleet: Fleet) -> No
     found = await notes(fleet.store, 0, 0, gathered)
     assert [(note.member, note.noted.split()[1]) for note in found.notes] == [("note:7", b"2")]
     assert (len({note.member for note in gathered}), found.left) == (1200, 1)
+
+
+async def test_many_removals_are_not_one_transaction(
+    fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notes of removed timers, as they wait after a time without the database, have no records to add up."""
+    await fleet.client.create("note", "a", delay="24h")
+    await fleet.pod(Calls(), ledger=database)
+    await agreed(database, fleet.store)
+    written = list[int]()
+
+    async def counted(connection: AsyncConnection, *, lives: Lives, changed: Collection[Row]) -> None:
+        await save_in(connection, lives=lives, changed=changed)
+        written.append(len(changed))
+
+    monkeypatch.setattr(following, "save_in", counted)
+    created_ms = (await fleet.client.get("note", "a")).created_ms
+    await fleet.redis.hset("timers:{0}:changed", mapping={f"note:x{i}": f"{created_ms} 1 gone" for i in range(9000)})
+    assert not await changes_left(fleet)
+    assert sum(written) >= 9000
+    assert max(written) < 6000, "in transactions of about a MiB"
 
 
 async def test_without_a_ledger_nothing_is_noted(fleet: Fleet) -> None:

@@ -65,6 +65,9 @@ TOGETHER_BYTES: Final = 1 << 20
 """Records that are written in one transaction. Neighbours in the table lie in many buckets, so a small transaction
 would write the same pages of it again and again; a large one would keep callers waiting."""
 
+ROW_BYTES: Final = 256
+"""What any change counts as, also a removal, which has no record: a million of them are not one transaction."""
+
 _ARMED_TOGETHER: Final = 64
 """Timers of the ledger that are armed in one step: each has up to 64 KiB, and is in memory in several forms."""
 
@@ -285,7 +288,7 @@ class Following:
         while found.stage.life == self._lives[shard]:
             gathered += found.notes
             changed += (row for note in found.notes if (row := self._row(shard, note)) is not None)
-            size += sum(len(note.record or b"") for note in found.notes)
+            size += sum(max(len(note.record or b""), ROW_BYTES) for note in found.notes)
             fresh += found.fresh
             if not found.cursor or size >= TOGETHER_BYTES:
                 await self._save(shard, changed)
