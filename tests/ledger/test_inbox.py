@@ -229,16 +229,32 @@ async def test_marks_go_when_their_rows_are_gone(database: Database, fleet: Flee
     await drained(by_hand)
     await ask(database, "c", delay="1h")
     await Dying(*parts_of(fleet, database)).drain()
-    assert len((await read_marks(fleet.store))[0]) == 3
+    assert len(await marks_of(fleet)) == 3
     await by_hand.forget()
-    assert len((await read_marks(fleet.store))[0]) == 3
+    assert len(await marks_of(fleet)) == 3
     marks = await fleet.redis.hgetall("timers:{0}:inbox")
     await fleet.redis.hset("timers:{0}:inbox", mapping=dict.fromkeys(marks, 1000))
     await by_hand.forget()
-    (left_over,) = (await read_marks(fleet.store))[0]
+    (left_over,) = await marks_of(fleet)
     assert left_over.startswith("3.")
     await drained(by_hand)
     await fleet.redis.delete("timers:{0}:inbox")
+
+
+async def marks_of(fleet: Fleet) -> list[str]:
+    """The marks of the first shard."""
+    return [row async for shard, some in read_marks(fleet.store) for row in some if shard == 0]
+
+
+async def test_the_marks_of_a_busy_minute_are_read_in_parts(fleet: Fleet, by_hand: Inbox) -> None:
+    """A command that reads all of them holds up the server longer the more there are."""
+    name, rows = "timers:{0}:inbox", [f"{seq}.1" for seq in range(10**6, 10**6 + 3000)]
+    await fleet.redis.hset(name, mapping=dict.fromkeys(rows, 1000))
+    parts = [some async for _, some in read_marks(fleet.store)]
+    assert {row for some in parts for row in some} == set(rows)
+    assert max(map(len, parts)) < 1000
+    await by_hand.forget()
+    assert not await fleet.redis.exists(name)
 
 
 async def test_a_delay_counts_from_the_row(database: Database, fleet: Fleet, by_hand: Inbox) -> None:

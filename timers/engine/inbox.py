@@ -178,7 +178,7 @@ class Inbox:
     async def forget(self) -> None:
         """Forget the marks of rows that are deleted for good."""
         before_ms = await self._pod.store.now_ms() - FORGET_SECONDS * 1000
-        for shard, marks in (await read_marks(self._pod.store)).items():
+        async for shard, marks in read_marks(self._pod.store):
             old = [mark for mark, at_ms in marks.items() if at_ms < before_ms]
             for start in range(0, len(old), inbox.TAKEN):
                 some = old[start : start + inbox.TAKEN]

@@ -4,7 +4,7 @@ come to agree, what a comparison of the two reads, and the marks of rows of the 
 The functions raise Unavailable.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -267,14 +267,21 @@ INBOX: Final = "inbox"
 """What the history says before a row: `inbox <seq>.<at>`."""
 
 
-async def read_marks(store: Store) -> Mapping[int, Marks]:
-    """The marks by shard."""
-    answers = await store.of_shards(lambda asked, root: asked.hgetall(f"{root}inbox"), {})
-    return {
-        shard: {keys.text(row): int(at) for row, at in marks.items() if at.isdigit()}
-        for shard, (marks,) in enumerate(answers)
-        if marks
-    }
+async def read_marks(store: Store) -> AsyncIterator[tuple[int, Marks]]:
+    """The marks: some of a shard at a time, and which shard. A minute of a busy inbox has many."""
+    cursors = dict.fromkeys(range(store.shards), 0)
+
+    def ask(asked: Any) -> None:
+        for shard, cursor in cursors.items():
+            asked.hscan(f"{keys.root(shard)}inbox", cursor, count=PAGE)
+
+    while cursors:
+        answers = await read(store.connections.commands, ask, (0, {}))
+        found = dict(zip(cursors, answers, strict=True))
+        cursors = {shard: cursor for shard, (cursor, _) in found.items() if cursor}
+        for shard, (_, marks) in found.items():
+            if marks:
+                yield shard, {keys.text(row): int(at) for row, at in marks.items() if at.isdigit()}
 
 
 async def drop_marks(store: Store, shard: int, rows: list[str]) -> None:
