@@ -1,6 +1,7 @@
 """The quota of scheduled timers: exact for any number of callers, over shards and prefixes."""
 
 import asyncio
+import gc
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -266,6 +267,21 @@ async def test_a_quota_over_a_pattern_begins_anew_in_an_emptied_db(real: Store) 
     for code in ("created", "prefixes"):
         (reply,) = await quotas.arm([arming(prefix=f"t{code}", due=HOUR)], quota)
         assert reply.code == code
+
+
+async def test_quotas_that_were_used_leave_nothing_in_the_pod(real: Store) -> None:
+    """Each API key may have another, and keys come and go."""
+    quotas = Quotas(real)
+
+    def locks() -> int:
+        gc.collect()
+        return sum(isinstance(each, asyncio.Lock) for each in gc.get_objects())
+
+    await quotas.arm([arming("first", due=HOUR)], Quota(100, (PREFIX,), 1))
+    before = locks()
+    for most in range(101, 121):
+        await quotas.arm([arming(f"{most}", due=HOUR)], Quota(most, (PREFIX,), 1))
+    assert locks() <= before
 
 
 @pytest.mark.parametrize("way", ["purge", "prune", "settle", "cancel"])

@@ -9,13 +9,13 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, cycle, islice, product
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from redis.exceptions import ResponseError
 
@@ -157,7 +157,7 @@ class Quotas:
     def __init__(self, store: Store, *, edit_lock_ms: int = 0) -> None:
         self._store, self._edit_lock_ms = store, edit_lock_ms
         self._redis = store.connections.commands
-        self._turns: defaultdict[Quota, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns = WeakValueDictionary[Quota, asyncio.Lock]()
 
     def arm(self, armings: Sequence[Arming], quota: Quota | None, turn: Turn | None = None) -> Awaitable[list[Reply]]:
         """As `Store.arm`, without a quota when it is their `turn`, with two more codes: `full` if there is no place,
@@ -170,7 +170,7 @@ class Quotas:
 
     async def _arm_within(self, quota: Quota, armings: Sequence[Arming]) -> list[Reply]:
         answers: dict[int, Reply] = {}
-        async with self._turns[quota]:
+        async with self._turn(quota):
             for _ in range(ROUNDS):
                 left = [place for place in range(len(armings)) if answers.get(place, _NO_PLACE).code == "full"]
                 came, room = await self._arm([armings[place] for place in left], quota)
@@ -191,8 +191,12 @@ class Quotas:
         """As `Store.rearm`, with one more code: `full` if there is no place."""
         if quota is None or quota.most is None:  # its prefix has timers already
             return await self._store.rearm(prefix, timer_id, cause=cause, life=life)
-        async with self._turns[quota], self._booked(1, quota) as (room, _):
+        async with self._turn(quota), self._booked(1, quota) as (room, _):
             return await self._store.rearm(prefix, timer_id, cause=cause, life=life, full=room == 0)
+
+    def _turn(self, quota: Quota) -> asyncio.Lock:
+        """What callers of one quota wait for. Keys come and go, so it is kept only while somebody has it."""
+        return self._turns.setdefault(quota, asyncio.Lock())
 
     @asynccontextmanager
     async def _booked(self, wanted: int, quota: Quota) -> AsyncIterator[tuple[int, set[str]]]:
