@@ -21,7 +21,7 @@ from timers.store.notifications import Change
 
 HEARTBEAT_SECONDS: Final = 15.0
 """After this much silence a comment is sent. It keeps proxies from closing the stream, and finds listeners that are
-gone."""
+gone without a word."""
 
 STALL_SECONDS: Final = 30.0
 """How long a listener may accept nothing before it is cut off."""
@@ -39,7 +39,7 @@ LINGER_SECONDS: Final = 60.0
 """How long a pod remembers changes after its last listener has left, for listeners that come back."""
 
 LOOK_SECONDS: Final = 0.7
-"""How often a stream looks whether its key still opens it."""
+"""How often a stream looks whether its listener is there, and whether its key still opens it."""
 
 AT_ONCE: Final = 100
 """How many events are written to a listener before others get their turn."""
@@ -79,7 +79,7 @@ class EventRoutes:
         await response.prepare(request)
         listener = feed.join(wants, request.headers.get(LAST_EVENT_ID))
         try:
-            await self._until_revoked(request, self._pass_on(listener, response))
+            await self._while_open(request, self._pass_on(listener, response))
             async with asyncio.timeout(END_SECONDS):
                 await response.write_eof()
         except TimeoutError:
@@ -91,11 +91,13 @@ class EventRoutes:
             await feed.leave(listener, self._linger_seconds)
         return response
 
-    async def _until_revoked(self, request: web.Request, passing_on: Coroutine[Any, Any, None]) -> None:
-        """Pass on until that ends or the caller loses the right to listen. Raises what passing on raises."""
+    async def _while_open(self, request: web.Request, passing_on: Coroutine[Any, Any, None]) -> None:
+        """Pass on until that ends, the listener has closed the connection, or the caller loses the right to listen.
+        Raises what passing on raises. Without a look at the connection, who has left would keep a place until the next
+        write, and all who come back after a moment without network would find none."""
         passing = asyncio.create_task(passing_on)
         try:
-            while not passing.done() and await request.app[AUTH].still_lets(request):
+            while not passing.done() and request.transport is not None and await request.app[AUTH].still_lets(request):
                 await asyncio.wait([passing], timeout=LOOK_SECONDS)
             if passing.done():
                 await passing
