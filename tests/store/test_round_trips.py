@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import SharedServers
-from tests.store.acts import PREFIX, arming, put
+from tests.store.acts import PREFIX, an_end, arming, claim, put, settle
 from tests.store.backends import Backend, open_store
 from timers.store.servers.connections import _RedisProtocol
 from timers.store.store import ARM_LIMIT, Store
@@ -69,6 +69,20 @@ async def test_a_server_that_knows_no_script_arms_them_in_their_order(
         (found,) = await store.get([(PREFIX, "same")])
         assert found is not None
         assert found.payload == 0
+
+
+async def test_large_records_take_more_calls_but_no_more_round_trips(real: Store, heard: list[str]) -> None:
+    """A hundred payloads of 64 KiB in one script would hold the server up for long."""
+    await put(real, "first", due="+3600000")
+    heard.clear()
+    answers = await real.arm([arming(f"user-{i}", spec={"payload": "x" * 60_000}) for i in range(40)])
+    assert [answer.code for answer in answers] == ["created"] * 40
+    assert heard.index("answer") == heard.count("EVALSHA") == 3
+    claimed = [timer for _ in range(2) for timer in await claim(real)]
+    assert {timer.id for timer in claimed} == {f"user-{i}" for i in range(40)}
+    heard.clear()
+    assert await settle(real, *map(an_end, claimed)) == ["settled"] * 40
+    assert heard.index("answer") == heard.count("EVALSHA") == 3
 
 
 async def test_nothing_to_arm_asks_nobody(real: Store, heard: list[str]) -> None:

@@ -3,7 +3,7 @@
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -27,6 +27,10 @@ fast subscriber not to be cut off."""
 
 ARM_LIMIT: Final = 125
 """Timers armed by one script call, so that it does not hold the server up."""
+
+CALL_BYTES: Final = 1 << 20
+"""What one script call is given of records, or one record that is larger: a timer may have a payload of 64 KiB, and a
+full batch of them would hold the server up for a tenth of a second. More calls take no more round trips."""
 
 FOUNDING_TRIES: Final = 5
 """The first try founds shards in which no timer was ever made; more are for a db that is emptied meanwhile."""
@@ -210,9 +214,9 @@ class Store:
         for _ in range(FOUNDING_TRIES):
             stamp, form = expected or self.identity.stamp, self.identity.writes
             batches = [
-                (shard, places[start : start + most])
+                (shard, batch)
                 for shard, places in self.by_shard(identities, answers).items()
-                for start in range(0, len(places), most)
+                for batch in _batches(places, lines, most)
             ]
             calls = [
                 (keys.root(shard), [stamp, form, *head(places), *(lines[place] for place in places)])
@@ -393,18 +397,23 @@ class Store:
         keeps_failed: bool = True,
         durability: Durability = "fast",
     ) -> list[str]:
-        """End runs. A retention of 0 removes completed timers at once, `keeps_failed` False failed ones. Codes in
-        order: settled, already, fenced, missing."""
-        arguments: list[scripts.Argument] = [("" if retention_ms else "cx") + ("" if keeps_failed else "fu")]
-        form = self.identity.writes
-        arguments += [
+        """End runs, in one round trip. A retention of 0 removes completed timers at once, `keeps_failed` False failed
+        ones. Codes in order: settled, already, fenced, missing."""
+        removes, form = ("" if retention_ms else "cx") + ("" if keeps_failed else "fu"), self.identity.writes
+        ends = [
             codec.encode_end(timer, after, pod=pod, timings=timings, form=form) for timer, after, timings in settlements
         ]
-        if durability not in WAITS:
-            return [code.decode() for code in await self.run("settle", shard, arguments)]
-        (((_now, *codes), reached),) = await self.run_durably(durability, "settle", [(keys.root(shard), arguments)])
-        self.confirmed(durability, reached, len(settlements))
-        return [code.decode() for code in codes]
+        batches = list(_batches(range(len(ends)), ends, len(ends)))
+        if durability not in WAITS and len(batches) == 1:
+            return [code.decode() for code in await self.run("settle", shard, [removes, *ends])]
+        calls: list[scripts.Call] = [
+            (keys.root(shard), [removes, *(ends[place] for place in batch)]) for batch in batches
+        ]
+        written = await self.run_durably(durability, "settle", calls)
+        if durability in WAITS:
+            for batch, (_, reached) in zip(batches, written, strict=True):
+                self.confirmed(durability, reached, len(batch))
+        return [code.decode() for (_now, *codes), _ in written for code in codes]
 
     async def touch(self, shard: int, rank: int = 0, *, joins: bool = False) -> Touched:
         """Touch what has become due so that its events come now, and learn when to poll again. Checks some queues
@@ -528,6 +537,19 @@ class Store:
 
     def _refused(self, error: RedisRights) -> RedisRights:
         return self.refusals.denied(error.command) if error.command else error
+
+
+def _batches(places: Sequence[int], lines: Sequence[str | bytes], most: int) -> Iterator[list[int]]:
+    """The places of some lines in the batches of which each is one call: at most `most` lines and CALL_BYTES."""
+    batch, size = list[int](), 0
+    for place in places:
+        if batch and (len(batch) == most or size + len(lines[place]) > CALL_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(place)
+        size += len(lines[place])
+    if batch:
+        yield batch
 
 
 def _expected(version: int | None, life: str) -> str:
