@@ -204,3 +204,20 @@ async def test_a_queue_that_runs_one_at_a_time_keeps_its_order_behind_a_backlog(
     await armed(frozen, "new")
     found = await frozen.claim(0, [(PREFIX, 2)], pod=POD, lease_ms=LEASE_MS, cause="event", in_order=True)
     assert [timer.id for timer in found.timers] == ["late-0", "late-1"]
+
+
+async def test_a_claim_takes_no_more_large_records_than_the_server_bears(store: Store) -> None:
+    """Two hundred payloads of 64 KiB would hold it up for long. What is left is named and comes next."""
+    await store.arm([arming(f"{i:02}", spec={"payload": "x" * 60_000}) for i in range(40)])
+
+    async def take() -> tuple[list[str], set[str]]:
+        claimed = await store.claim(0, [(PREFIX, 30), ("other", 5)], pod=POD, lease_ms=LEASE_MS, cause="sweep")
+        return [timer.id for timer in claimed.timers], set(claimed.more)
+
+    await armed(store, "small", prefix="other")
+    first, more = await take()
+    assert first == [f"{i:02}" for i in range(28)]
+    assert more == {PREFIX, "other"}
+    rest, more = await take()
+    assert rest == [*(f"{i:02}" for i in range(28, 40)), "small"]
+    assert not more

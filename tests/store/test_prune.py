@@ -125,3 +125,14 @@ async def test_among_many_prefixes_no_call_looks_at_all_of_them(real: Store, mon
     assert removed == 1
     assert calls > 5
     await redis.delete("timers:{0}:counts")
+
+
+async def test_large_records_are_removed_in_several_calls(frozen: Store, clock: time_machine.Traveller) -> None:
+    """Five hundred payloads of 64 KiB in one script would hold the server up for long."""
+    for number in range(30):
+        await cancelled(frozen, str(number), spec={"payload": "x" * 60_000})
+    clock.shift(1)
+    removed = list[upkeep.Pruned]()
+    while not removed or not removed[-1].is_last:
+        removed.append(await upkeep.prune(frozen, 0, retention_ms=0, retention_failed_ms=0, most=500))
+    assert [each.number for each in removed] == [17, 13]

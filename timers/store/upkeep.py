@@ -114,12 +114,13 @@ async def prune(
     most: int,
     cursor: str = "0",
 ) -> Pruned:
-    """Remove at most `most` finished records whose retention is over, reading about COUNTS counts from `cursor` on.
-    `retention_failed_ms` is for failed and unhandled timers; None keeps them. Raises Unavailable."""
+    """Remove at most `most` finished records whose retention is over, fewer if they are large, reading about COUNTS
+    counts from `cursor` on. `retention_failed_ms` is for failed and unhandled timers; None keeps them. Raises
+    Unavailable."""
     failed_ms = "" if retention_failed_ms is None else retention_failed_ms
-    number, reached, failed = await store.run("prune", shard, [retention_ms, failed_ms, most, COUNTS, cursor])
+    number, reached, failed, cut = await store.run("prune", shard, [retention_ms, failed_ms, most, COUNTS, cursor])
     removed = [
         (keys.text(prefix), codec.STATUSES[letter.decode()], int(n), keys.text(oldest))
         for letter, prefix, n, oldest in grouped(failed, 4)
     ]
-    return Pruned(int(number), keys.text(reached), removed, reached == b"0" and int(number) < most)
+    return Pruned(int(number), keys.text(reached), removed, reached == b"0" and int(number) < most and not cut)

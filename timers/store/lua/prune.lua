@@ -4,8 +4,9 @@
 -- at most CALLS_MS, because each timer of a caller may have several.
 
 local CALLS_MS = 3600000
+local MOST_BYTES, bytes = 1000000, 0   -- of records; with more, the rest is left for the next call
 local ended_ms, failed_ms, left, looks, cursor = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
-local removed = 0
+local removed, cut = 0, 0
 local failed = {}
 
 -- How long timers of a prefix and status are kept; nil for ever.
@@ -25,8 +26,13 @@ local function prune(status, prefix)
   local gone = {}
   for _, id in ipairs(ids) do
     local member = member_of(prefix, id)
+    if bytes > MOST_BYTES then
+      cut = 1
+      break
+    end
     local r, _, raw = read(member)
     if r or not newer_format(raw) then
+      bytes = bytes + #(raw or '')
       gone[#gone + 1] = id
       if r then remove(member, r) else call('HDEL', record_key(member), member) end
     end
@@ -43,7 +49,7 @@ end
 local counted = call('HSCAN', root .. 'counts', cursor, 'COUNT', looks)
 for i = 1, #counted[2], 2 do
   local status, prefix = string.match(counted[2][i], '^([cfux]) (.+)$')
-  if status and left > 0 then prune(status, prefix) end
+  if status and left > 0 and cut == 0 then prune(status, prefix) end
 end
 conclude()
-return {now_text, removed, left > 0 and counted[1] or cursor, failed}
+return {now_text, removed, left > 0 and cut == 0 and counted[1] or cursor, failed, cut}
