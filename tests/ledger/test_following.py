@@ -138,6 +138,20 @@ async def test_many_removals_are_not_one_transaction(
     assert max(written) < 6000, "in transactions of about a MiB"
 
 
+async def test_large_records_are_read_in_parts_and_all_copied(fleet: Fleet, database: Database) -> None:
+    """Five hundred payloads of 64 KiB in one answer would hold the server up for long."""
+    await notes(fleet.store, 0, 0)
+    await fleet.client.batch(
+        NewTimer(prefix="note", id=f"{i:03}", delay="24h", payload="x" * 60_000) for i in range(100)
+    )
+    found = await notes(fleet.store, 0, 0)
+    assert (len(found.notes), found.left) == (17, 100)
+    assert found.large >= len(found.notes)
+    await fleet.pod(Calls(), ledger=database)
+    assert len(await agreed(database, fleet.store)) == 100
+    assert not await changes_left(fleet)
+
+
 async def test_without_a_ledger_nothing_is_noted(fleet: Fleet) -> None:
     await fleet.pod(Calls())
     await fleet.client.create("note", "a", delay="24h")

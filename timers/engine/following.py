@@ -271,9 +271,9 @@ class Following:
         return any(more) if await self._pod.away.reached(shard, follow()) else None
 
     async def _follow(self, shard: int) -> bool:
-        """Copy what has changed by now. Returns whether there may be more at once, because the shard did not agree with
-        the ledger until now."""
-        began, fresh, size = time.monotonic(), 0, 0
+        """Copy what has changed by now. Returns whether there may be more at once: the shard did not agree with the
+        ledger until now, or large records were left for the next time."""
+        began, fresh, large, size = time.monotonic(), 0, 0, 0
         self._followed.setdefault(shard, began)
         found = await self._read(shard, 0)
         stage = found.stage
@@ -289,7 +289,7 @@ class Following:
             gathered += found.notes
             changed += (row for note in found.notes if (row := self._row(shard, note)) is not None)
             size += sum(max(len(note.record or b""), ROW_BYTES) for note in found.notes)
-            fresh += found.fresh
+            fresh, large = fresh + found.fresh, large + found.large
             if not found.cursor or size >= TOGETHER_BYTES:
                 await self._save(shard, changed)
                 self._saved[shard], gathered, changed, size = gathered, [], [], 0
@@ -298,10 +298,12 @@ class Following:
             found = await self._read(shard, found.cursor)
         else:
             return True  # data was lost meanwhile
-        if stage.what == CHECK:  # after the notes, which know better what was removed
+        self._left[shard] = max(0, self._left[shard] - len(self._saved[shard]))
+        if large:
+            return True
+        if stage.what == CHECK:  # after all notes, which know better what was removed
             await self._agree(shard)
         self._followed[shard] = began - (FRESH_SECONDS if fresh else 0)
-        self._left[shard] = max(0, self._left[shard] - len(self._saved[shard]))
         return False
 
     async def _read(self, shard: int, cursor: int) -> Notes:

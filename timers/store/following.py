@@ -98,13 +98,15 @@ class Note(NamedTuple):
 
 class Notes(NamedTuple):
     """Some notes of a shard, where to go on (0: from the start), how many it has in all, its stage, and how many were
-    left out because their runs have just begun."""
+    left out because their runs have just begun, and because the records before them were large enough for one
+    call."""
 
     stage: Stage
     notes: Sequence[Note]
     cursor: int
     left: int
     fresh: int
+    large: int
 
 
 async def notes(store: Store, shard: int, cursor: int, done: Sequence[Note] = ()) -> Notes:
@@ -113,9 +115,9 @@ async def notes(store: Store, shard: int, cursor: int, done: Sequence[Note] = ()
     *before, last = [done[start : start + PAGE] for start in range(0, len(done), PAGE)] or [()]
     for part in before:
         await _follow(store, shard, cursor, 0, part)
-    stage, life, at, found, left, fresh = await _follow(store, shard, cursor, PAGE, last)
+    stage, life, at, found, left, fresh, large = await _follow(store, shard, cursor, PAGE, last)
     read = [Note(member.decode(errors="replace"), noted, record) for member, noted, record in grouped(found, 3)]
-    return Notes(_stage(stage, life), read, int(at), int(left), int(fresh))
+    return Notes(_stage(stage, life), read, int(at), int(left), int(fresh), int(large))
 
 
 async def _follow(store: Store, shard: int, cursor: int, most: int, done: Sequence[Note]) -> Sequence[Any]:

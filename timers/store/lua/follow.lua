@@ -1,10 +1,12 @@
 #!lua flags=allow-oom
 -- What the ledger does not have yet. Takes away the notes of what it has now, where they are still the same, and answers further
 -- ones with the records; before them, how far the shard and the ledger have come to agree. From the first call on, changes are noted.
--- A run that began within FRESH_US is left for later: most have ended by then, and their start and end are copied as one.
+-- A run that began within FRESH_US is left for later: most have ended by then, and their start and end are copied as one. So is what
+-- comes after MOST_BYTES of records; whoever has copied those finds it from the start.
 
 local AGREED_MS = 10000  -- how often a shard says that they still agree
 local FRESH_US = 300000  -- as FRESH_SECONDS of the pod. If it were longer, it would look as if nobody copied (`HELP_SECONDS`)
+local MOST_BYTES, bytes = 1000000, 0
 local changed = root .. 'changed'
 local cursor, most, done = ARGV[2], ARGV[3], tonumber(ARGV[4])
 
@@ -32,17 +34,20 @@ end
 if not call('HGET', root .. 'hooks', '@ledger') then
   set_stage(is_empty() and 'rebuild -' or 'restore -')  -- a `rebuild` is as a `restore`, but nothing has to be copied afterwards
 end
-local page, answer, fresh = call('HSCAN', changed, cursor, 'COUNT', most), {}, 0
+local page, answer, fresh, large = call('HSCAN', changed, cursor, 'COUNT', most), {}, 0, 0
 for i = 1, #page[2], 2 do
   local member = page[2][i]
-  local raw = call('HGET', record_key(member), member)
-  if is_fresh(raw) then fresh = fresh + 1
+  local raw = bytes <= MOST_BYTES and call('HGET', record_key(member), member)
+  if bytes > MOST_BYTES then large = large + 1
+  elseif is_fresh(raw) then
+    fresh, bytes = fresh + 1, bytes + #raw
   else
     local n = #answer
     answer[n + 1], answer[n + 2], answer[n + 3] = member, page[2][i + 1], raw
+    bytes = bytes + #(raw or '')
   end
 end
 local reached = stage()
 local at = tonumber(string.match(reached, '^whole (%d+)'))
 if at and now - at > AGREED_MS then set_stage('whole ' .. now_text) end
-return {now_text, reached, life(), page[1], answer, call('HLEN', changed), fresh}
+return {now_text, reached, life(), page[1], answer, call('HLEN', changed), fresh, large}
