@@ -22,6 +22,7 @@ from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
 from timers.errors import AlreadyExists, InvalidInput, Unavailable
 from timers.store.filters import Filter
+from timers.store.listing import Page, read_page
 from timers.store.notifications import Change, changes
 from timers.store.store import Store
 
@@ -197,6 +198,24 @@ async def test_retrying_a_whole_status_arms_each_once(client: TimerClient) -> No
     await client.act("cancel", Filter(prefix="test"))
     assert (await client.act("retry", Filter(prefix="test", status=(Status.CANCELLED,)))).done == 30
     assert [timer.version async for timer in client.iterate(prefix="test")] == [3] * 30
+
+
+async def test_a_timer_that_is_cancelled_after_it_was_found_is_not_retried(
+    client: TimerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await arm(client, 2)
+    await client.act("cancel", Filter(prefix="test"))
+
+    async def then_others_change_one(*args: Any, **options: Any) -> Page:
+        page = await read_page(*args, **options)
+        await client.retry("test", "t0000")
+        await client.cancel("test", "t0000")
+        return page
+
+    monkeypatch.setattr("timers.client.actions.read_page", then_others_change_one)
+    counts = await client.act("retry", Filter(prefix="test"))
+    assert (counts.matched, counts.done, counts.refused) == (2, 1, {"version-mismatch": 1})
+    assert [timer.status async for timer in client.iterate(prefix="test")] == [Status.SCHEDULED, Status.CANCELLED]
 
 
 async def test_a_rescheduled_timer_is_not_found_again_at_its_new_time(client: TimerClient) -> None:

@@ -371,9 +371,12 @@ class TimerClient(Timers):
 
     async def retry(self, prefix: str, id: str) -> Timer:
         """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled."""
+        return await self._retry(prefix, id, None)
+
+    async def _retry(self, prefix: str, id: str, version: int | None) -> Timer:
         _, prefix, id, life = await self._changing(prefix, id)
         cause = encode_act("retried", self._by)
-        answer = await self._quotas.rearm(prefix, id, self._quota, cause=cause, life=life)
+        answer = await self._quotas.rearm(prefix, id, self._quota, cause=cause, version=version, life=life)
         return await self._done("retry", answer, prefix, id, life)
 
     async def list(self, *, limit: int = LIST_LIMIT, cursor: str | None = None, **wanted: Unpack[FilterFields]) -> Page:
@@ -427,7 +430,7 @@ class TimerClient(Timers):
         async def act(timer: Timer) -> None:
             prefix, id, version = timer.prefix, timer.id, timer.version
             if action == "retry":
-                await self.retry(prefix, id)
+                await self._retry(prefix, id, version)
             elif change is not None:
                 await self.change(prefix, id, change, version=version)
             else:

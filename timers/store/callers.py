@@ -187,12 +187,22 @@ class Quotas:
             answers = iter(await self._store.arm(some, edit_lock_ms=self._edit_lock_ms, room=room))
         return [next(answers) if arming.prefix in allowed else _ONE_TOO_MANY for arming in armings], room
 
-    async def rearm(self, prefix: str, timer_id: str, quota: Quota | None, *, cause: str, life: str = "") -> Reply:
+    async def rearm(
+        self,
+        prefix: str,
+        timer_id: str,
+        quota: Quota | None,
+        *,
+        cause: str,
+        version: int | None = None,
+        life: str = "",
+    ) -> Reply:
         """As `Store.rearm`, with one more code: `full` if there is no place."""
+        rearm = partial(self._store.rearm, prefix, timer_id, cause=cause, version=version, life=life)
         if quota is None or quota.most is None:  # its prefix has timers already
-            return await self._store.rearm(prefix, timer_id, cause=cause, life=life)
+            return await rearm()
         async with self._turn(quota), self._booked(1, quota) as (room, _):
-            return await self._store.rearm(prefix, timer_id, cause=cause, life=life, full=room == 0)
+            return await rearm(full=room == 0)
 
     def _turn(self, quota: Quota) -> asyncio.Lock:
         """What callers of one quota wait for. Keys come and go, so it is kept only while somebody has it."""
