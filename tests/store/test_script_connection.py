@@ -16,7 +16,7 @@ from tests.store.acts import arming
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.errors import Unavailable
 from timers.store.servers import connect
-from timers.store.servers.connections import NotSent, ScriptConnection, Scripts
+from timers.store.servers.connections import NotSent, ScriptConnection, Scripts, _RedisProtocol
 from timers.store.store import Store
 
 pytestmark = pytest.mark.one_server
@@ -147,6 +147,29 @@ async def test_a_server_that_hung_up_meanwhile_is_called_again(redis: Redis, con
 
     await eventually(heard, "the end has arrived here")
     assert await echoed(connection, "b") == "b"
+
+
+async def test_a_server_that_hangs_up_as_it_is_reached_has_done_nothing(
+    real: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever shares an attempt to connect has a turn only after it: the connection may have ended by then."""
+    await real.arm([arming("first")])
+    connection = ScriptConnection(real.connections.dial(), answer_s=5.0)
+    opens = connection._open
+
+    async def opened_in_vain() -> _RedisProtocol:
+        wire, gone = await opens(), asyncio.Event()
+        monkeypatch.setattr(wire, "connection_lost", lambda _error: gone.set())
+        wire._transport.abort()
+        await gone.wait()
+        return wire
+
+    monkeypatch.setattr(connection, "_open", opened_in_vain)
+    monkeypatch.setattr(real, "connections", replace(real.connections, scripts=connection))
+    with pytest.raises(Unavailable) as refused:
+        await real.arm([arming("second")])
+    await connection.aclose()
+    assert refused.value.nothing_done
 
 
 async def test_an_answer_in_many_parts_arrives_whole(connection: ScriptConnection) -> None:

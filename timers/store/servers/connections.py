@@ -34,6 +34,8 @@ A_SENTINEL: Final = (
 ASK_SECONDS: Final = 1.0
 """How long a server may take that is asked by the way."""
 
+HUNG_UP: Final = "Connection closed by server."
+
 CONNECT_SHARE: Final = 0.4
 """Share of the answer's time that connecting may take."""
 
@@ -79,7 +81,12 @@ class ScriptConnection(Scripts):
         return self._execute_anew(command) if wire is None or wire.has_ended() else wire.ask(command)
 
     async def _execute_anew(self, command: Command) -> Any:
-        return await (await self._opened()).ask(command)
+        wire = await self._opened()
+        if (
+            wire.has_ended()
+        ):  # before those who waited had their turn; uvloop raises RuntimeError at what is written then
+            raise NotSent(HUNG_UP)
+        return await wire.ask(command)
 
     async def _opened(self) -> "_RedisProtocol":
         """All who come while the connection opens share that attempt."""
@@ -161,7 +168,7 @@ class _RedisProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
-        error = exc or ConnectionError("Connection closed by server.")
+        error = exc or ConnectionError(HUNG_UP)
         while self._asked:
             _settle(self._asked.popleft()[1], error)
 
@@ -313,7 +320,7 @@ def make_pool(
 
 
 class NotSent(ConnectionError):
-    """No connection could be opened for a command, so the server never got it."""
+    """No connection could be opened for a command, or it ended at once, so the server never got it."""
 
 
 class _Improved(AbstractConnection):
