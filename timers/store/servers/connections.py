@@ -82,9 +82,8 @@ class ScriptConnection(Scripts):
 
     async def _execute_anew(self, command: Command) -> Any:
         wire = await self._opened()
-        if (
-            wire.has_ended()
-        ):  # before those who waited had their turn; uvloop raises RuntimeError at what is written then
+        # It may have ended before those who waited had their turn; uvloop raises RuntimeError at what is written then.
+        if wire.has_ended():
             raise NotSent(HUNG_UP)
         return await wire.ask(command)
 
