@@ -4,7 +4,7 @@ serving it: as `/openapi.json`, and as a page that loads nothing from other host
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from math import inf
@@ -15,6 +15,7 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import BaseModel, TypeAdapter
 
+from timers.api import credentials
 from timers.api.answer import CONTENT_TYPE, PROBLEMS, body_of, encoded, of_bytes, problem_body
 from timers.api.operations import (
     CSS,
@@ -46,17 +47,8 @@ _SAMPLES: Final[Mapping[str, Any]] = {"integer": 1, "number": 1, "boolean": Fals
 
 _ALWAYS: Final = ("malformed-request", "internal")
 _WITH_RIGHT: Final = (
-    "unauthorized",
-    "forbidden",
-    "denied",
-    "rate-limited",
-    "invalid-input",
-    "redis-rights",
-    "moving",
-    "newer-format",
-    "unavailable",
-    "ledger-unavailable",
-    "busy",
+    *("unauthorized", "forbidden", "denied", "rate-limited", "invalid-input", "redis-rights", "moving"),
+    *("newer-format", "unavailable", "ledger-unavailable", "busy"),
 )
 _WITH_BODY: Final = ("request-timeout", "too-large", "unsupported-media-type")
 
@@ -75,28 +67,30 @@ _TAGS: Final = {
     "probes": "The pod itself, and this document. These need no key.",
 }
 
-_PARAMETERS: Final = {
-    "prefix": ("The timer's prefix.", "send-message"),
-    "id": ("The timer's id.", "user-42"),
-    "If-Match": ("Act only if the timer's ETag is one of these, else answer 412. `*` matches any.", '"3"'),
+_TEXT: Final[Json] = {"type": "string"}
+
+_PARAMETERS: Final[Mapping[str, tuple[str, Json, object]]] = {
+    "prefix": ("The timer's prefix.", shapes.PREFIX, "send-message"),
+    "id": ("The timer's id.", shapes.ID, "user-42"),
+    "If-Match": ("Act only if the timer's ETag is one of these, else answer 412. `*` matches any.", _TEXT, '"3"'),
     "If-None-Match": (
         "Answer 304 without a body if the timer's ETag is one of these. `*` matches any.",
+        _TEXT,
         '"3"',
     ),
     "traceparent": (
         "The W3C trace that the timer's runs are linked to.",
+        _TEXT,
         "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     ),
     LAST_EVENT_ID: (
         """The id of the last event that you read. The stream continues after it, as far as the pod remembers, and \
 otherwise begins with `gap`.""",
+        _TEXT,
         "9f2c51d07be0a3c4",
     ),
 }
-"""What a path or a header of a call holds, with an example."""
-
-_TEXT: Final[Json] = {"type": "string"}
-_SCHEMAS: Final = {"prefix": shapes.PREFIX, "id": shapes.ID}
+"""What a path or a header of a call holds: in words, its schema, and an example."""
 
 _HEADERS: Final[Mapping[str, tuple[str, Json, object]]] = {
     "ETag": (
@@ -115,31 +109,25 @@ _HEADERS: Final[Mapping[str, tuple[str, Json, object]]] = {
 }
 _PROBLEM_HEADERS: Final = {401: ("WWW-Authenticate",), 429: ("Retry-After",), 503: ("Retry-After",)}
 
+_SIGNATURE: Final = {
+    "signatureId": (credentials.ID, "For signed requests (Standard Webhooks): an id that no other request has."),
+    "signatureTime": (credentials.TIMESTAMP, "Unix seconds, at most 5 minutes from the server's time."),
+    "signature": (
+        credentials.SIGNATURE,
+        "`v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`; several signatures are separated by spaces.",
+    ),
+}
+"""The headers of a signed request, each with what it holds, by the name of its scheme."""
+
 _SCHEMES: Final[Json] = {
     "key": {"type": "http", "scheme": "bearer", "description": "An API key, made with `timers keys make`."},
-    "signatureId": {
-        "type": "apiKey",
-        "in": "header",
-        "name": "webhook-id",
-        "description": "For signed requests (Standard Webhooks): an id that no other request has.",
-    },
-    "signatureTime": {
-        "type": "apiKey",
-        "in": "header",
-        "name": "webhook-timestamp",
-        "description": "Unix seconds, at most 5 minutes from the server's time.",
-    },
-    "signature": {
-        "type": "apiKey",
-        "in": "header",
-        "name": "webhook-signature",
-        "description": "`v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`; several signatures are "
-        "separated by spaces.",
+    **{
+        scheme: {"type": "apiKey", "in": "header", "name": header, "description": text}
+        for scheme, (header, text) in _SIGNATURE.items()
     },
 }
 _KEY: Final[Json] = {"key": []}
-_SIGNED: Final[Json] = {"signatureId": [], "signatureTime": [], "signature": []}
-
+_SIGNED: Final[Json] = {scheme: [] for scheme in _SIGNATURE}
 
 _TEXTS: Final[Mapping[str, Json]] = {
     EVENTS: {"type": "string", "description": "The data of a `change` is a ChangeAnswer."},
@@ -246,7 +234,7 @@ class _Document:
         if body is not None:
             schema = reference(body.__name__)
             return {"schema": schema, "example": self._example(schema)}
-        schema = _TEXTS.get(media_type, {"type": "string"})
+        schema = _TEXTS.get(media_type, _TEXT)
         return {"schema": schema, **({"example": self._texts[media_type]} if media_type in self._texts else {})}
 
     def _plain(self, schema: Json) -> Json:
@@ -305,9 +293,8 @@ def _parameters(operation: Operation) -> Iterable[Json]:
     """What is in the path, which is required, and the headers, which are not."""
     path = [name for name in ("prefix", "id") if f"{{{name}}}" in operation.path]
     for name in (*path, *operation.headers):
-        description, example = _PARAMETERS[name]
         place: Json = {"name": name, "in": "path" if name in path else "header", "required": name in path}
-        yield {**place, **_header(description, _SCHEMAS.get(name, _TEXT), example)}
+        yield {**place, **_header(*_PARAMETERS[name])}
 
 
 def _header(description: str, schema: Json, example: object) -> Json:
@@ -374,9 +361,15 @@ def _text(name: str) -> str:
     return (Path(__file__).parent / name).read_text("utf-8")
 
 
-def _sent(request: web.Request, media_type: str, file: str) -> web.Response:
-    refuse_query(request)
-    return web.Response(text=_text(file), content_type=media_type, charset="utf-8", headers=_PAGE_HEADERS)
+def _file(operation_id: str, media_type: str, name: str) -> Callable[[Any, web.Request], Awaitable[web.Response]]:
+    """A method that answers a call with a file."""
+
+    @call(operation_id)
+    async def send(_routes: object, request: web.Request) -> web.Response:
+        refuse_query(request)
+        return web.Response(text=_text(name), content_type=media_type, charset="utf-8", headers=_PAGE_HEADERS)
+
+    return send
 
 
 class DocsRoutes:
@@ -391,18 +384,7 @@ class DocsRoutes:
         refuse_query(request)
         return of_bytes(await self._made.get())
 
-    @call("getDocs")
-    async def page(self, request: web.Request) -> web.Response:
-        return _sent(request, HTML, "page/docs.html")
-
-    @call("getDocsStyle")
-    async def style(self, request: web.Request) -> web.Response:
-        return _sent(request, CSS, "vendor/swagger-ui.css")
-
-    @call("getDocsProgram")
-    async def program(self, request: web.Request) -> web.Response:
-        return _sent(request, JAVASCRIPT, "vendor/swagger-ui-bundle.js")
-
-    @call("getDocsStart")
-    async def start(self, request: web.Request) -> web.Response:
-        return _sent(request, JAVASCRIPT, "page/start.js")
+    page = _file("getDocs", HTML, "page/docs.html")
+    style = _file("getDocsStyle", CSS, "vendor/swagger-ui.css")
+    program = _file("getDocsProgram", JAVASCRIPT, "vendor/swagger-ui-bundle.js")
+    start = _file("getDocsStart", JAVASCRIPT, "page/start.js")
