@@ -83,7 +83,8 @@ class HealthRoutes:
         asked = _within(self._answer_seconds, self._asked)
         (trouble, is_full, unserved), _ = await asyncio.gather(self._seen.get(), asked)
         visible = visible_to(request)
-        takes_creates = self._takes_creates()
+        # A pod that also works has to be unready while Redis is away, although the ledger takes new timers.
+        takes_creates = self._worker is None and self._ledger is not None and self._ledger.trouble is None
         redis: RedisState = "away" if trouble else "full" if is_full else "partly away" if self._partly else "ok"
         state: dict[str, Any] = {"redis": trouble if trouble and not takes_creates else redis}
         problems, waits, health = [trouble] if trouble and not takes_creates else [], list[str](), None
@@ -114,10 +115,6 @@ class HealthRoutes:
         if problems:
             return problem(HTTP_PROBLEMS[503], "; ".join(problems), **state)
         return answer(state)
-
-    def _takes_creates(self) -> bool:
-        """Whether the ledger takes new timers while Redis is away. A pod that also works has to be unready then."""
-        return self._worker is None and self._ledger is not None and self._ledger.trouble is None
 
     async def _ask_ledger(self) -> bool:
         if self._ledger is not None:
