@@ -20,6 +20,7 @@ from timers.core.durations import DAY_MS
 from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Timer
 from timers.doctor.checks import server_facts
+from timers.doctor.proofs import round_trips_ms
 from timers.engine.pod import Observer, WorkerOptions
 from timers.engine.worker import Worker
 from timers.errors import TimersError
@@ -88,14 +89,6 @@ class _Bench(Observer):
         if self._left == 0:
             self._all_ended.set()
 
-    async def round_trips(self) -> Row:
-        timings = []
-        for _ in range(ROUND_TRIPS):
-            began = time.monotonic()
-            await self.store.now_ms()
-            timings.append((time.monotonic() - began) * 1000)
-        return _spread(timings)
-
     async def arming(self) -> Sequence[Row]:
         """Measure arming in batches, then one by one."""
         began, prefix = time.monotonic(), f"{self.prefix}-arming"
@@ -156,7 +149,7 @@ async def _measured(made: _Bench, seconds: float) -> dict[str, Any]:
     aof = "append-only file on" if info.get("aof_enabled") else "append-only file off"
     async with _pod(made):
         results = [
-            _result("round trips", f"{ROUND_TRIPS} in turn", [await made.round_trips()]),
+            _result("round trips", f"{ROUND_TRIPS} in turn", [_spread(await round_trips_ms(made.store, ROUND_TRIPS))]),
             _result("arming", "due in a day, with a payload of 67 bytes", await made.arming()),
             _result("lateness", f"over {seconds:g} s, from due to start", [await made.lateness(seconds)]),
             _result("burst", "due in one millisecond, from due to the last end", [await made.burst()]),
