@@ -14,7 +14,7 @@ import typer
 
 from timers import logs
 from timers.app import collect_garbage_rarely
-from timers.cli.shared import Output, note, run, show
+from timers.cli.shared import Output, note, run, show, table
 from timers.client import BATCH_LIMIT, TimerClient
 from timers.core.durations import DAY_MS
 from timers.core.fields import OWN_PREFIXES
@@ -57,14 +57,10 @@ def bench(
     for ends in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ends, lambda *_: signal.raise_signal(signal.SIGINT))
     measured = run(lambda client, store: _measured(_Bench(client, store, timers), seconds))
-    if output != "table":
-        show(measured, output)
-        return
-    typer.echo(f"server: {measured['server']}; {measured['shards']} shards; {measured['other_pods']} other pods\n")
+    lines = [f"server: {measured['server']}; {measured['shards']} shards; {measured['other_pods']} other pods\n"]
     for result in measured["results"]:
-        typer.echo(f"{result['benchmark']}: {result['title']}")
-        show(result["rows"], output)
-        typer.echo()
+        lines += [f"{result['benchmark']}: {result['title']}", *table(result["rows"]), ""]
+    show(measured, output, lines)
 
 
 class _Bench(Observer):

@@ -109,15 +109,13 @@ async def _opened(name: str, url: str, shards: int | None = None) -> AsyncIterat
 
 
 def _show(report: Mapping[str, Any], output: Output) -> None:
-    if output != "table":
-        show(report, output)
-        return
     rows = [
         {"what": f"{prefix} {status}", "number": n}
         for prefix, counts in report["by_prefix"].items()
         for status, n in counts.items()
     ]
-    show([*rows, *({"what": what, "number": n} for what, n in report.get("carried", {}).items() if n)], output)
+    carried = ({"what": what, "number": n} for what, n in report.get("carried", {}).items() if n)
+    show(report, output, [*rows, *carried])
 
 
 @app.command("export")
@@ -201,12 +199,8 @@ def import_all(
 
     with given_file("FILE", file) as opened:
         report = run(put)
-    found = report.to_json()
-    if output == "table":
-        rows = [{"what": kind, "result": result, "number": n} for kind, result, n in report.rows()]
-        show(rows, output)
-    else:
-        show({"dry_run": dry_run, **found}, output)
+    rows = [{"what": kind, "result": result, "number": n} for kind, result, n in report.rows()]
+    show({"dry_run": dry_run, **report.to_json()}, output, rows)
     if report.trouble is not None:
         note(report.trouble)
     if report.bad:

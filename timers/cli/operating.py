@@ -1,7 +1,7 @@
 """Owns the commands for operators: init, prefixes, pause, resume, pods, doctor, replay; config; and the API keys'."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from timers.access import KEY_ID, RIGHTS, ApiKey, make_key, read_entries
 from timers.cli import URL_NAME
-from timers.cli.shared import ExactPrefix, Of, OnlyOf, Output, cell, note, progress, run, show
+from timers.cli.shared import ExactPrefix, Of, OnlyOf, Output, cell, note, progress, run, show, table
 from timers.client import TimerClient
 from timers.client.actions import Replayed, arm_again, preview
 from timers.client.opening import open_ledger
@@ -65,7 +65,7 @@ def list_prefixes(context: typer.Context, of: Of = None, output: Output = "table
     if context.invoked_subcommand is not None:
         return
     found = [view.to_json() for view in run(lambda client, _: client.prefixes(of))]
-    show([_prefix_row(view) for view in found] if output == "table" else found, output)
+    show(found, output, [_prefix_row(view) for view in found])
 
 
 def _prefix_row(view: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -111,10 +111,7 @@ def doctor(
 ) -> None:
     """Check the server, the data and the pods, and say what to do. Exits with 1 if a check fails."""
     checks = asyncio.run(_examined(fix=fix, acknowledge=acknowledge))
-    if output == "table":
-        _show_checks(checks)
-    else:
-        show([check.to_json() for check in checks], output)
+    show([check.to_json() for check in checks], output, list(_lines(checks)))
     if any(check.level == "fail" for check in checks):
         raise typer.Exit(1)
 
@@ -135,16 +132,16 @@ async def _examined(*, fix: bool, acknowledge: bool) -> Sequence[Check]:
             await ledger.close()
 
 
-def _show_checks(checks: Sequence[Check]) -> None:
-    """Print a line for each check. Below a check that is not fine, say what it means and how to repair it. Use colours
-    only on a terminal."""
+def _lines(checks: Sequence[Check]) -> Iterator[str]:
+    """A line for each check. Below a check that is not fine, what it means and how to repair it. Colours come only to a
+    terminal."""
     width = max(len(check.name) for check in checks)
     for check in checks:
         level = typer.style(f"{check.level:<4}", fg=_COLOURS[check.level], bold=check.level == "fail")
-        typer.echo(f"{level}  {check.name:<{width}}  {cell(check.said)}")
+        yield f"{level}  {check.name:<{width}}  {cell(check.said)}"
         for heading, text in (("means", check.means), ("repair", check.repair)):
             if text:
-                typer.echo(f"{'':<{width + 6}}  {heading + ':':<7} {text}")
+                yield f"{'':<{width + 6}}  {heading + ':':<7} {text}"
 
 
 @app.command()
@@ -190,12 +187,7 @@ def config(context: typer.Context, output: Output = "table") -> None:
         processors, failed = _processors(settings), None
     except ConfigurationError as error:
         processors, failed = [], error
-    if output == "table":
-        show(rows, output)
-        typer.echo()
-        show(processors, output)
-    else:
-        show({"settings": rows, "processors": processors}, output)
+    show({"settings": rows, "processors": processors}, output, [*table(rows), "", *table(processors)])
     if failed is not None:
         raise failed
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from timers.cli.shared import Output, show
+from timers.cli.shared import Output, show, table
 from timers.core.durations import parse_ms
 from timers.core.spec import PAYLOAD_LIMIT_BYTES
 from timers.errors import InvalidInput
@@ -158,17 +158,15 @@ def show_plan(
     calculates from measured figures, and lists them."""
     run_s = parse_ms(run, "--run") / 1000
     found = plan(round(_number("--timers", timers)), _number("--rate", rate), payload, run_s)
-    if output != "table":
-        show({**asdict(found), "sources": _sources()}, output)
-        return
-    show(_rows(found), output)
-    first, used = next(iter(found.uses.items()))
-    typer.echo(f"\nWhat breaks first: {first}, which is at {used:.0%} of its limit. Then:")
-    for name, share in list(found.uses.items())[1:]:
-        typer.echo(f"  {share:>4.0%}  {name}")
-    typer.echo(f"\nA server and a pod use {BUSY:.0%} of a core. Measure the figures where the service is to run:")
-    for source in _sources():
-        typer.echo(f"  {source}")
+    (first, used), *others = found.uses.items()
+    lines = [
+        *table(_rows(found)),
+        f"\nWhat breaks first: {first}, which is at {used:.0%} of its limit. Then:",
+        *(f"  {share:>4.0%}  {name}" for name, share in others),
+        f"\nA server and a pod use {BUSY:.0%} of a core. Measure the figures where the service is to run:",
+        *(f"  {source}" for source in _sources()),
+    ]
+    show({**asdict(found), "sources": _sources()}, output, lines)
 
 
 def _number(option: str, text: str) -> float:

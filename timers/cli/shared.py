@@ -43,19 +43,22 @@ Format = Literal["table", "json", "jsonl"]
 Output = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 
 
-def show(data: Any, form: Format) -> None:
-    """Show lines of text, records with the same fields, or one record. For people: lines, the rows of a table, or a
-    line for each field. For programs: JSON, or for `jsonl` each on one line."""
+def show(data: Any, form: Format, for_people: Any = None) -> None:
+    """Show lines of text, records with the same fields, or one record. For people, who get what is `for_people` if that
+    differs: lines, the rows of a table, or a line for each field. For programs: JSON, or for `jsonl` each on one
+    line."""
     if form == "json":
         typer.echo(json.dumps(data, indent=2))
     elif form == "jsonl":
         for each in data if isinstance(data, list) else [data]:
             typer.echo(json.dumps(each))
     else:
-        typer.echo("\n".join(_fields(data) if isinstance(data, Mapping) else _rows(data)))
+        shown = data if for_people is None else for_people
+        typer.echo("\n".join(_fields(shown) if isinstance(shown, Mapping) else table(shown)))
 
 
-def _rows(records: Sequence[Any]) -> Sequence[str]:
+def table(records: Sequence[Any]) -> Sequence[str]:
+    """The rows of a table of records with the same fields, as lines; lines as they are."""
     if not records:
         return ["none"]
     if isinstance(records[0], str):

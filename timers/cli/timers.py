@@ -23,6 +23,7 @@ from timers.cli.shared import (
     progress,
     run,
     show,
+    table,
 )
 from timers.client import BATCH_LIMIT, Armed, TimerClient
 from timers.client.actions import Counts
@@ -320,10 +321,7 @@ def get(
         return timer, await read_story(store, timer) if explain else []
 
     timer, story = run(found)
-    if explain:
-        show(story, output)
-    else:
-        show(timer.to_json(), output)
+    show(story if explain else timer.to_json(), output)
 
 
 @app.command()
@@ -393,12 +391,9 @@ def ls(
     asked = PageRequest.parse({**wanted, "limit": limit, "cursor": cursor})
     found = run(lambda client, _: client.page(asked))
     shown = [timer.to_json() for timer in found.items]
-    if output == "json":
-        show({"items": shown, "next_cursor": found.next_cursor}, output)
-        return
-    narrow = output == "table"
-    show([{name: timer[name] for name in _COLUMNS} for timer in shown] if narrow else shown, output)
-    if found.next_cursor is not None:
+    page = {"items": shown, "next_cursor": found.next_cursor}
+    show(page if output == "json" else shown, output, [{name: timer[name] for name in _COLUMNS} for timer in shown])
+    if found.next_cursor is not None and output != "json":
         note(f"there are more timers; continue with --cursor {found.next_cursor}")
 
 
@@ -406,13 +401,9 @@ def ls(
 def stats(prefix: Of = None, output: Output = "table") -> None:
     """Show counts, lateness, the age of the oldest overdue timer, and whether notifications arrive."""
     found = run(lambda client, _: client.stats(prefix)).to_json()
-    if output != "table":
-        show(found, output)
-        return
     late, pods = found["lateness_ms"], found["pods"]
     heard = found["notifications"] if any(pod["notifications"] for pod in pods) else None
     summary = {"notifications": heard, "overdue_ms": found["overdue_ms"], "pods": len(pods)}
-    show([{**summary, **{f"late_{name}_ms": value for name, value in late.items()}}], output)
-    typer.echo()
+    whole = [{**summary, **{f"late_{name}_ms": value for name, value in late.items()}}]
     by_prefix = [{"prefix": prefix, **counts} for prefix, counts in found["by_prefix"].items()]
-    show([*by_prefix, {"prefix": "all", **found["by_status"]}], output)
+    show(found, output, [*table(whole), "", *table([*by_prefix, {"prefix": "all", **found["by_status"]}])])
