@@ -202,18 +202,14 @@ def of_status(status: int, detail: str) -> web.Response:
 
 def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
     """The problem for an error of aiohttp. If the error has no text, the problem says where it happened."""
-    silent = not error.text or error.text == f"{error.status}: {error.reason}"
-    response = of_status(error.status, _detail_of(request, error) if silent else str(error.text))
-    if "Allow" in error.headers:
-        response.headers["Allow"] = error.headers["Allow"]
+    allowed, text = error.headers.get("Allow"), error.text
+    if not text or text == f"{error.status}: {error.reason}":
+        takes = "/docs lists them all" if allowed is None else f"this path takes {', '.join(allowed.split(','))}"
+        text = f"{request.method} {request.path} is not a call; {takes}"
+    response = of_status(error.status, text)
+    if allowed is not None:
+        response.headers["Allow"] = allowed
     return response
-
-
-def _detail_of(request: web.Request, error: web.HTTPException) -> str:
-    where = f"{request.method} {request.path}"
-    if "Allow" in error.headers:
-        return f"{where} is not a call; this path takes {', '.join(error.headers['Allow'].split(','))}"
-    return f"{where} is not a call; /docs lists them all"
 
 
 @web.middleware

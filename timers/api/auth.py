@@ -184,7 +184,6 @@ class Auth:
         self._unverified = Unverified(unverified_bytes)
         self.callers = callers
         self._configured = read_entries(api_keys or "")
-        self._are_apart = callers.are_apart
         self._keys = CachedRead(self._read_keys, fresh_seconds)
         self._was_closed = CachedRead(callers.closed, 0.0)
         self._kept: Set[str] = frozenset()
@@ -296,7 +295,7 @@ class Auth:
         last = self._keys.last
         if last is None or not self._goes_on(operation):
             read = self._keys
-            return await (read.known(oldest_seconds=LAST_READ_SECONDS) if self._are_apart else read.get())
+            return await (read.known(oldest_seconds=LAST_READ_SECONDS) if self.callers.are_apart else read.get())
         try:
             async with asyncio.timeout(READER_SECONDS):
                 return await self._keys.get()

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from timers.api.operations import operation_of
+from timers.api.operations import JSON, operation_of
 from timers.core.fields import StrictModel, check_traceparent, decode
 from timers.errors import Busy, FieldError, InvalidInput, LedgerUnavailable, TimersError, Unavailable, both, shown
 from timers.logs import request_id
@@ -166,9 +166,6 @@ READ_SECONDS: Final = 20.0
 
 _KEPT: Final = web.RequestKey("body", bytes)
 
-_JSON: Final = ("application/json",)
-
-
 Take = Callable[[bytes], None]
 """Gets each part of a body."""
 
@@ -213,7 +210,7 @@ class Unverified:
 
 
 async def read_json(
-    request: web.Request, *, types: tuple[str, ...] = _JSON, limit_bytes: int = BODY_LIMIT_BYTES
+    request: web.Request, *, types: tuple[str, ...] = (JSON,), limit_bytes: int = BODY_LIMIT_BYTES
 ) -> Any:
     """Read the body as JSON. Raises HTTP 400, 408, 413 or 415 if it is not JSON, too slow, too large or of another
     type."""

@@ -93,7 +93,6 @@ def _tags(request: web.Request, name: str) -> list[str] | None:
     return _TAG.findall(text)
 
 
-_PATCH_TYPES: Final = (JSON, MERGE_PATCH)
 _NO_VERSION: Final = -1
 """A version that no timer has. It stands for an If-Match that names none of our versions."""
 
@@ -237,7 +236,7 @@ class ClientRoutes:
 
     @call("changeTimer")
     async def change(self, request: web.Request) -> web.Response:
-        body = await read_json(request, types=_PATCH_TYPES)
+        body = await read_json(request, types=(JSON, MERGE_PATCH))
         identity, change = both(lambda: _identity(request), lambda: parsed(request, TimerChange.parse, body))
         version = await self._expected_version(request)
         return _shown(await acting(self._client, request).change(*identity, change, version=version))
