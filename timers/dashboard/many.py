@@ -127,15 +127,16 @@ class BulkRequest:
 
 
 async def failures_of(store: Store, prefix: str, counts: Mapping[Status, int]) -> Mapping[str, Any]:
-    """How many timers of a prefix fail, of the statuses FAILING, and their groups, the largest first."""
+    """How many timers of a prefix fail, by those of its counts that say so, and their groups, the largest first."""
+    failing = {status: counts[status] for status in FAILING if counts.get(status)}
     found: list[Group] = []
     looked_at = 0
-    for status in counts:
+    for status in failing:
         some, looked = await groups(store, prefix, status)
         found += some
         looked_at += looked
     ordered = sorted(found, key=lambda group: -group.number)
-    return {"prefix": prefix, "counts": counts, "groups": ordered, "looked_at": looked_at}
+    return {"prefix": prefix, "counts": failing, "groups": ordered, "looked_at": looked_at}
 
 
 class ManyPages(Pages):
@@ -172,18 +173,14 @@ class ManyPages(Pages):
     async def failed(self, request: web.Request) -> web.Response:
         """Answers 200 with the prefixes, those with most failures first."""
         covers = Filter().seen_by(visible_to(request)).covering()
-        counts = await self._client.counts()
-        ended = {
-            prefix: {status: n for status in FAILING if (n := by_status.get(status, 0))}
-            for prefix, by_status in counts.items()
-            if covers(prefix)
-        }
-        most = sorted((p for p, by_status in ended.items() if by_status), key=lambda p: (-sum(ended[p].values()), p))
+        counts = {prefix: of for prefix, of in (await self._client.counts()).items() if covers(prefix)}
+        failing = {prefix: sum(of.get(status, 0) for status in FAILING) for prefix, of in counts.items()}
+        most = sorted((prefix for prefix, n in failing.items() if n), key=lambda prefix: (-failing[prefix], prefix))
         shown, place = paged(request, most, PREFIXES_A_PAGE)
         return self._show(
             request,
             "failed",
-            prefixes=[await failures_of(self._store, prefix, ended[prefix]) for prefix in shown],
+            prefixes=[await failures_of(self._store, prefix, counts[prefix]) for prefix in shown],
             **place,
         )
 

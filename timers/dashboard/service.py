@@ -105,7 +105,6 @@ class ServicePages(Pages):
         counts: dict[Status, int] = {}
         async for _, _, status, n in queries.counted(self._store, prefix):
             counts[status] = counts.get(status, 0) + n
-        failing: dict[Status, int] = {status: counts[status] for status in FAILING if status in counts}
         starts = Counter[int]()
         for status in (Status.COMPLETED, Status.SCHEDULED):
             wanted = Filter(prefix=prefix, status=(status,))
@@ -114,7 +113,7 @@ class ServicePages(Pages):
             starts.update(bucket_of(entry.lateness_ms) for entry in entries if entry.lateness_ms is not None)
         return {
             "charts": {name: (await self._ended(name, {prefix: counts}))[prefix] for name in PERIODS},
-            "failures": await failures_of(self._store, prefix, failing),
+            "failures": await failures_of(self._store, prefix, counts),
             "late": quantiles_ms(starts),
             "starts": starts.total(),
         }
