@@ -180,17 +180,14 @@ def _number(option: str, text: str) -> float:
 def _rows(found: Plan) -> list[dict[str, Any]]:
     each = f"{BYTES.value:g} B + {PAYLOAD_BYTES.value:g} B a byte of payload above 60"
     server = f"{ARM_US.value:g} + {SERVER_US.value:g} + {HEARD_US.value:g} for each pod above two"
+    pods = f"rate x {POD_US.value:g} µs; {BUSY:.0%} of {CONCURRENCY} runs at once; at least 2"
     rows = (
         ("services", found.services, f"at most {PODS_EACH} pods for a service; callers choose one by a hash of the id"),
         ("primaries of each", found.primaries, f"rate x ({server}) µs; {SERVER_GIB:g} GiB a primary"),
         ("shards", found.shards, f"1, or 64 and at least {SHARDS_EACH} a primary"),
         ("data of each, GiB", found.data_gib, each),
         ("memory of each, GiB", found.memory_gib, f"of each primary: its data x {ROOM:g}"),
-        (
-            "pods of each",
-            found.pods,
-            f"rate x {POD_US.value:g} µs; {BUSY:.0%} of {CONCURRENCY} runs at once; at least 2",
-        ),
+        ("pods of each", found.pods, pods),
         ("connections to each", found.connections, f"pods x ({CONNECTIONS.value:g} + up to {POOL} under load)"),
         ("fork of each, ms", found.fork_ms, f"{FORK_MS.value:g} ms a GiB"),
         ("restart of each, s", found.restart_s, f"{RESTART_S.value:g} s a million, on a core of its own"),

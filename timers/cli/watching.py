@@ -177,9 +177,7 @@ def _health_lines(seen: Seen, prefix: str | None, width: int) -> Sequence[Render
     found = health(seen, None if prefix is None else prefix.__eq__)
     rate = [sum(counts.values()) for counts in seen.fired["hour"].values()]
     late = quantiles_ms(total(seen.fired["hour"]))
-    said = (
-        ", ".join(f"{name} {value} ms" for name, value in late.items()) if late["p50"] is not None else "nothing fired"
-    )
+    said = ", ".join(f"{name} {value} ms" for name, value in late.items() if value is not None) or "nothing fired"
     whole = "" if prefix is None else " (all prefixes)"
     return [
         Text(cell(found[0].said), style=_STYLES[found[0].level]),

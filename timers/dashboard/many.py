@@ -144,11 +144,8 @@ class ManyPages(Pages):
     async def timers(self, request: web.Request) -> web.Response:
         """Answers 200 with a page, or 422 with the form and what is wrong."""
         wanted, errors = _wanted(request)
-        may_sort = (
-            wanted.filter.only_prefix is not None
-            and len(wanted.statuses) == 1
-            and Status.RUNNING not in wanted.statuses
-        )
+        has_one_status = len(wanted.statuses) == 1 and Status.RUNNING not in wanted.statuses
+        may_sort = has_one_status and wanted.filter.only_prefix is not None
         newest = request.query.get("sort") == "newest" and may_sort
         cursor = request.query.get("cursor")
         page = Page([], None)

@@ -142,10 +142,8 @@ def _version(info: Facts) -> Check:
 def _role(info: Facts, config: Mapping[str, str], *, is_whole: bool) -> Check:
     master, state = f"{info.get('master_host')}:{info.get('master_port')}", info.get("cluster_state", "ok")
     nodes, is_replica = int(info.get("cluster_size", 1)), info.get("role") == "slave"
-    takes_none, slots = (
-        "it accepts no timers and announces no expired keys",
-        f"a node of a cluster whose state is {state}",
-    )
+    takes_none = "it accepts no timers and announces no expired keys"
+    slots = f"a node of a cluster whose state is {state}"
     reach, form = "pods reach only the shards of this node", "put redis+cluster://HOST:PORT into TIMERS_REDIS_URL"
     covers, all_stop = f"{_COVERAGE} is yes", "while a primary without a replica is down, every node refuses all calls"
     return judged(

@@ -233,10 +233,8 @@ def flags(current: str | None, *, heard: bool, allowed: bool) -> Check:
     """Whether the server announces expired keys. `current` is None if it denies CONFIG; then only an event can prove
     it, for a user who is allowed to hear it."""
     missing, means = missing_flags(current or ""), "pods are not told of due timers; the sweep finds them later"
-    said, command = (
-        f"{FLAGS} is {current!r}",
-        f"`redis-cli CONFIG SET {FLAGS} {shlex.quote((current or '') + missing)}`",
-    )
+    said = f"{FLAGS} is {current!r}"
+    command = f"`redis-cli CONFIG SET {FLAGS} {shlex.quote((current or '') + missing)}`"
     if current is not None:
         repair = f"`timers doctor --fix`, or {command}"
         return judged("flags", said, (bool(missing), "fail", f"{said} and lacks {missing!r}", means, repair))
@@ -338,10 +336,8 @@ async def round_trips_ms(store: Store, number: int) -> Sequence[float]:
 
 async def latency(store: Store) -> Check:
     median_ms = statistics.median(await round_trips_ms(store, CALLS))
-    said, means = (
-        f"a call takes {median_ms:.1f} ms",
-        "a timer starts after three or four calls, so it is late by that much",
-    )
+    said = f"a call takes {median_ms:.1f} ms"
+    means = "a timer starts after three or four calls, so it is late by that much"
     repair = "run the pods near the server; `redis-cli SLOWLOG GET` shows what keeps it busy"
     return judged("latency", said, (median_ms >= SLOW_MS, "warn", said, means, repair))
 
