@@ -67,23 +67,10 @@ def row_of(shard: int, prefix: str, timer_id: str, record: bytes) -> Row | None:
         changed_ms = int(newest.partition(b" ")[0] or parts.created_ms)
         if max(*parts[1:8], changed_ms) >= _COLUMN_LIMIT or b"\0" in parts.spec + parts.progress + history:
             return None
-        return Row(
-            prefix,
-            timer_id,
-            shard,
-            STATUSES[parts.status].value,
-            parts.version,
-            parts.token,
-            parts.attempt,
-            parts.failures,
-            parts.occurrence,
-            parts.due_ms,
-            parts.created_ms,
-            changed_ms,
-            parts.spec.decode(),
-            parts.progress.decode(),
-            history.decode(),
-        )
+        counts = (parts.version, parts.token, parts.attempt, parts.failures, parts.occurrence)
+        times = (parts.due_ms, parts.created_ms, changed_ms)
+        texts = (parts.spec.decode(), parts.progress.decode(), history.decode())
+        return Row(prefix, timer_id, shard, STATUSES[parts.status].value, *counts, *times, *texts)
     except ValueError:
         return None
 
@@ -113,24 +100,12 @@ def _restored(row: Row) -> Restored:
 
 def row_of_timer(store: Store, timer: Timer) -> Row:
     """The row of a timer that was read or armed."""
-    stored = timer.history
-    return Row(
-        timer.prefix,
-        timer.id,
-        store.shard_of(timer.prefix, timer.id),
-        timer.status.value,
-        timer.version,
-        timer.token,
-        timer.attempt,
-        timer.failures,
-        timer.occurrence,
-        timer.due_ms,
-        timer.created_ms,
-        timer.updated_ms,
-        encode(timer.spec),
-        codec.encode_progress(timer.progress),
-        stored.latest(0).decode().removeprefix("\n") if isinstance(stored, codec.StoredHistory) else "",
-    )
+    shard, stored = store.shard_of(timer.prefix, timer.id), timer.history
+    history = stored.latest(0).decode().removeprefix("\n") if isinstance(stored, codec.StoredHistory) else ""
+    counts = (timer.version, timer.token, timer.attempt, timer.failures, timer.occurrence)
+    times = (timer.due_ms, timer.created_ms, timer.updated_ms)
+    texts = (encode(timer.spec), codec.encode_progress(timer.progress), history)
+    return Row(timer.prefix, timer.id, shard, timer.status.value, *counts, *times, *texts)
 
 
 async def give_back(
