@@ -31,7 +31,7 @@ from timers.engine.peers import Peers
 from timers.engine.pod import WorkerOptions
 from timers.engine.spans import Spans
 from timers.engine.worker import Worker
-from timers.errors import ConfigurationError, FieldError, LedgerUnavailable, Moving, Unavailable
+from timers.errors import ConfigurationError, LedgerUnavailable, Moving, Unavailable
 from timers.logs import get_logger
 from timers.metrics import Metrics
 from timers.processor import DISTRIBUTION, Registry, load
@@ -240,7 +240,7 @@ def _worker(
     registry.check_only()
     if settings.shard_subset and settings.shard_subset[-1] >= store.shards:
         rule = f"shards of this db, 0 to {store.shards - 1}"
-        raise ConfigurationError(str(FieldError("TIMERS_SHARD_SUBSET", str(settings.shard_subset[-1]), rule)))
+        raise ConfigurationError.of("TIMERS_SHARD_SUBSET", settings.shard_subset[-1], rule)
     options = WorkerOptions(
         pod=settings.pod,
         roles=tuple(sorted(settings.roles)),

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, Literal, Self, cast
 from urllib.parse import quote
 
-from timers.errors import ConfigurationError, FieldError, shown
+from timers.errors import ConfigurationError, shown
 
 Family = Literal["redis", "valkey"]
 
@@ -162,7 +162,7 @@ class EmbeddedServer(AbstractAsyncContextManager["EmbeddedServer"]):
                 return cls(program, socket, process, cleanup.pop_all())
         except OSError as error:
             rule = f"a folder this user can write to ({error})"
-            raise ConfigurationError(str(FieldError("TIMERS_DATA_DIR", shown(str(data_dir)), rule))) from None
+            raise ConfigurationError.of("TIMERS_DATA_DIR", str(data_dir), rule) from None
 
     async def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Ends the server, which first writes what it has to disk, and frees the folder. A second call does nothing."""

@@ -331,6 +331,11 @@ class ConfigurationError(TimersError):
 
     problem = Unavailable.problem
 
+    @classmethod
+    def of(cls, setting: str, value: object, accepted: str) -> "ConfigurationError":
+        """One bad setting, which is not confidential."""
+        return cls(str(FieldError(setting, shown(value), accepted)))
+
 
 class TooNew(ConfigurationError):
     """The db has a record format that only a later version reads."""

@@ -207,7 +207,7 @@ class Registry:
             if not any(_overlap(declared, part) for declared in self._by_prefix):
                 known = ", ".join(sorted(self._by_prefix)) or "none"
                 rule = f"prefixes that a processor of this pod serves; it has processors for: {known}"
-                raise ConfigurationError(str(FieldError("TIMERS_PREFIXES", shown(part), rule)))
+                raise ConfigurationError.of("TIMERS_PREFIXES", part, rule)
 
     @property
     def processors(self) -> tuple[Processor, ...]:
@@ -282,7 +282,7 @@ def _check_targets(targets: Iterable[str], origins: Mapping[str, str]) -> None:
     for prefix in targets:
         if prefix in origins:
             rule = f"a prefix that has no processor; this one has {origins[prefix]}"
-            raise ConfigurationError(str(FieldError("TIMERS_WEBHOOK_TARGETS", shown(prefix), rule)))
+            raise ConfigurationError.of("TIMERS_WEBHOOK_TARGETS", prefix, rule)
 
 
 def _chosen(built_in: Mapping[str, EntryPoint], names: Collection[str] | None) -> list[EntryPoint]:
@@ -293,7 +293,7 @@ def _chosen(built_in: Mapping[str, EntryPoint], names: Collection[str] | None) -
         if name not in built_in:
             known = ", ".join(sorted(name for name in built_in if not is_own(name)))  # the service's own always go out
             rule = f"all, none, or a comma-separated list of {known}"
-            raise ConfigurationError(str(FieldError("TIMERS_BUILTIN", shown(name), rule)))
+            raise ConfigurationError.of("TIMERS_BUILTIN", name, rule)
     return [point for name, point in built_in.items() if names is None or name in names]
 
 

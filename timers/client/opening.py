@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, get_args
 
 from timers.core.shapes import Durability
-from timers.errors import ConfigurationError, FieldError, InvalidInput, LedgerUnavailable
+from timers.errors import ConfigurationError, InvalidInput, LedgerUnavailable
 from timers.setting_values import redacted
 from timers.settings import Settings
 from timers.store.identity import READS
@@ -36,7 +36,7 @@ async def open_redis(url: str, settings: Settings, *, joins: bool = False) -> St
     """Opens the timers of a db; with `joins`, makes an empty db ours. Raises ConfigurationError, which names the
     setting, if the db cannot be used."""
     if settings.format is not None and settings.format > READS:
-        raise ConfigurationError(str(FieldError("TIMERS_FORMAT", str(settings.format), f"a number from 1 to {READS}")))
+        raise ConfigurationError.of("TIMERS_FORMAT", settings.format, f"a number from 1 to {READS}")
     connections = connect(url)
     try:
         with _naming(url):
