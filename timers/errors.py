@@ -23,7 +23,8 @@ class ProblemType(NamedTuple):
 
 class TimersError(Exception):
     """Base of all errors of this package. `problem` is what the HTTP API answers; a class that does not say it has
-    that of its base. The first paragraph of its docstring says when it occurs, and its name gives the slug."""
+    that of its base. The first paragraph of its docstring says when it occurs, and its name gives the slug. `says` is
+    what a text says of the timer after its name; with `{status}` and `{version}` for those of the timer."""
 
     problem: ClassVar[ProblemType] = ProblemType(
         500,
@@ -32,9 +33,14 @@ class TimersError(Exception):
         "A fault of the service; its log has the reason.",
         "This pod's log has the reason; trying again may help.",
     )
+    says: ClassVar[str] = ""
 
-    def __init_subclass__(cls, status: int = 0, slug: str = "", title: str = "", detail: str = "") -> None:
+    def __init_subclass__(
+        cls, status: int = 0, slug: str = "", title: str = "", detail: str = "", says: str = ""
+    ) -> None:
+        cls.says = says
         if title:
+            detail = detail or f"timer send-message:user-42 {says.format(status='scheduled', version=4)}"
             slug = slug or re.sub(r"\B([A-Z])", r"-\1", cls.__name__).lower()
             when = cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
             cls.problem = ProblemType(status or cls.problem.status, slug, title, when, detail)
@@ -132,7 +138,7 @@ class NotFound(
     status=404,
     slug="timer-not-found",
     title="The timer does not exist",
-    detail="timer send-message:user-42 does not exist",
+    says="does not exist",
 ):
     """No timer has that prefix and id."""
 
@@ -140,8 +146,7 @@ class NotFound(
 class AlreadyExists(
     Refused,
     title="The timer exists already",
-    detail="timer send-message:user-42 exists and is scheduled; use if_exists 'replace' to arm it again, or 'keep' "
-    "to get it",
+    says="exists and is {status}; use if_exists 'replace' to arm it again, or 'keep' to get it",
 ):
     """The timer exists already, and the create has `if_exists: error`."""
 
@@ -149,7 +154,7 @@ class AlreadyExists(
 class Running(
     Refused,
     title="The timer is running",
-    detail="timer send-message:user-42 is running; wait until it has ended, or let its processor return Rearm",
+    says="is running; wait until it has ended, or let its processor return Rearm",
 ):
     """The timer is running, so it cannot be changed."""
 
@@ -165,7 +170,7 @@ class NotScheduled(
 class EditLocked(
     Refused,
     title="The timer is too close to due",
-    detail="timer send-message:user-42 is due so soon that it can no longer be changed (TIMERS_EDIT_LOCK)",
+    says="is due so soon that it can no longer be changed (TIMERS_EDIT_LOCK)",
 ):
     """The timer is due within `TIMERS_EDIT_LOCK`, so it can no longer be changed."""
 
@@ -174,7 +179,7 @@ class VersionMismatch(
     Refused,
     status=412,
     title="The timer has changed in the meantime",
-    detail="timer send-message:user-42 has version 4, not the expected one; read it again",
+    says="has version {version}, not the expected one; read it again",
 ):
     """The timer has changed since the version in `If-Match`."""
 

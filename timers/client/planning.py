@@ -1,7 +1,7 @@
 """Owns what becomes of a caller's request: what the store arms and when that is due, and what the store's reply means:
 the timer that is there now, or the error that says why not. Pure: it never reads a clock."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, Literal, ParamSpec, TypeVar
 
@@ -141,26 +141,22 @@ def accepted(answer: Reply, prefix: str, timer_id: str, codes: tuple[str, ...], 
 
 def refusal(code: str, prefix: str, timer_id: str, timer: Timer | None) -> Refused:
     """The error for a code that is no success, in words that say what to do."""
-    status, version = ("unknown", "?") if timer is None else (timer.status.value, str(timer.version))
-    kinds: dict[str, tuple[type[Refused], str]] = {
-        "missing": (NotFound, "does not exist"),
-        "exists": (
-            AlreadyExists,
-            f"exists and is {status}; use if_exists 'replace' to arm it again, or 'keep' to get it",
-        ),
-        "running": (Running, "is running; wait until it has ended, or let its processor return Rearm"),
-        "scheduled": (NotScheduled, "is scheduled already; fire makes it due now"),
-        "completed": (NotScheduled, f"is completed; {_how_to_rearm(timer)}"),
-        "finished": (NotScheduled, f"is {status} and no longer scheduled; {_how_to_rearm(timer)}"),
-        "locked": (EditLocked, "is due so soon that it can no longer be changed (TIMERS_EDIT_LOCK)"),
-        "version": (VersionMismatch, f"has version {version}, not the expected one; read it again"),
-    }
-    kind, said = kinds[code]
+    status, version = ("unknown", "?") if timer is None else (timer.status.value, timer.version)
+    kind = _REFUSALS.get(code, NotScheduled)
+    again = "a create with if_exists 'replace'" if status == Status.COMPLETED else "retry"
+    said = (kind.says or _NOT_SCHEDULED[code]).format(status=status, version=version, again=again)
     return kind(f"timer {prefix}:{timer_id} {said}")
 
 
-def _how_to_rearm(timer: Timer | None) -> str:
-    """How to arm a finished timer again."""
-    if timer is not None and timer.status is Status.COMPLETED:
-        return "a create with if_exists 'replace' arms it again"
-    return "retry arms it again"
+_REFUSALS: Final[Mapping[str, type[Refused]]] = {
+    "missing": NotFound,
+    "exists": AlreadyExists,
+    "running": Running,
+    "locked": EditLocked,
+    "version": VersionMismatch,
+}
+_NOT_SCHEDULED: Final = {
+    "scheduled": "is scheduled already; fire makes it due now",
+    "completed": "is completed; {again} arms it again",
+    "finished": "is {status} and no longer scheduled; {again} arms it again",
+}
