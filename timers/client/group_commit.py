@@ -26,8 +26,7 @@ _Group = tuple[int | Quota, str]
 """What is armed together: the timers of a shard, or those that count against a quota, that ask for the same durability,
 so that those that wait only for Redis wait for nothing else."""
 
-
-_LEDGER: Final[Durability] = "ledger"
+LEDGER: Final[Durability] = "ledger"
 
 
 class GroupCommit:
@@ -132,11 +131,11 @@ def _steps(armings: Sequence[Arming]) -> list[list[int]]:
     """The places of what can be armed together, step by step: of one durability, and if the ledger is asked which of
     them are new, each timer once. It is asked first, so that nothing is armed if it is away."""
     levels = {arming.durability for arming in armings}
-    if len(levels) < 2 and (_LEDGER not in levels or len({arming[:2] for arming in armings}) == len(armings)):
+    if len(levels) < 2 and (LEDGER not in levels or len({arming[:2] for arming in armings}) == len(armings)):
         return [list(range(len(armings)))]
     times, steps = Counter[Identity](), defaultdict[tuple[int, bool, str], list[int]](list)
     for place, arming in enumerate(armings):
         identity = arming[:2]
-        steps[times[identity], arming.durability != _LEDGER, arming.durability].append(place)
+        steps[times[identity], arming.durability != LEDGER, arming.durability].append(place)
         times[identity] += 1
     return [steps[step] for step in sorted(steps)]

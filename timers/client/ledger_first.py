@@ -13,9 +13,9 @@ from typing import Any, Final
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.client.copies import DECLARED, entered, given_back, record_of, row_of_timer
+from timers.client.group_commit import LEDGER
 from timers.core.fields import encode
 from timers.core.model import Status, Timer
-from timers.core.shapes import Durability
 from timers.errors import Full, LedgerUnavailable, Moving, Unavailable
 from timers.ledger import facts, inbox, requests, rows
 from timers.ledger.database import Database
@@ -27,9 +27,6 @@ from timers.store.callers import Quota, Quotas
 from timers.store.cooperative import Turn
 from timers.store.following import stages
 from timers.store.store import FOUNDING_TRIES, Arming, Identity, Reply, Store
-
-LEDGER: Final[Durability] = "ledger"
-
 
 _PAUSES: Final = (0.05, 0.1, 0.2, 0.4)
 """Seconds between looks at the inbox. Pods that live carry a row out within the first two."""
@@ -71,7 +68,7 @@ class LedgerFirst:
         lives: Lives = {}
         with suppress(LedgerUnavailable):
             lives = await given_back(self._store, self._database, [arming[:2] for arming in armings])
-        again = [a._replace(life=lives.get(self._store.shard_of(a.prefix, a.id), "")) for a in armings]
+        again = [a._replace(life=lives.get(self._store.shard_of(*a[:2]), "")) for a in armings]
         return await self._quotas.arm(again, quota)
 
     async def _arm_written(
@@ -84,7 +81,7 @@ class LedgerFirst:
             sent, before = await self._placed(sent, written)
             replies = await self._quotas.arm(sent, quota, turn)
         except (Full, Moving):  # nothing waits for room; whether the new place reads this ledger is not known
-            wrong = [(a.prefix, a.id, a.created_ms) for a in sent if (a.prefix, a.id) in written]
+            wrong = [(*a[:2], a.created_ms) for a in sent if a[:2] in written]
             await self._database.do(partial(execute, statement=rows.TAKE_BACK, rows=wrong))
             raise
         except Unavailable as away:
@@ -100,9 +97,7 @@ class LedgerFirst:
             await self._correct(sent, replies, written, {**met, **before})
         except Unavailable:  # something else may have been given back in its place
             replies = [
-                reply
-                if (arming.prefix, arming.id) in written and _is_made(arming, reply)
-                else reply._replace(code="lost")
+                reply if arming[:2] in written and _is_made(arming, reply) else reply._replace(code="lost")
                 for arming, reply in zip(sent, replies, strict=True)
             ]
         return [reply.with_durability(LEDGER) for reply in replies]
@@ -112,9 +107,9 @@ class LedgerFirst:
         older copy of the data may have another one of that name, which was removed since; that is given this one.
         Returns the lives in which this was seen."""
         there = {
-            place: (arming.prefix, arming.id)
+            place: arming[:2]
             for place, (arming, reply) in enumerate(zip(armings, replies, strict=True))
-            if reply.code in _THERE and (arming.prefix, arming.id) in written
+            if reply.code in _THERE and arming[:2] in written
         }
         other = {place: identity for place, identity in there.items() if not _is_made(armings[place], replies[place])}
         shards = {self._store.shard_of(*identity) for identity in other.values()}
@@ -143,13 +138,11 @@ class LedgerFirst:
     async def _placed(self, armings: Sequence[Arming], written: Collection[Identity]) -> tuple[list[Arming], Lives]:
         """The armings as Redis is to be sent them, and in which lives those that are not new are to be armed. Raises
         Unavailable."""
-        there = [(a.prefix, a.id) for a in armings if (a.prefix, a.id) not in written]
+        there = [a[:2] for a in armings if a[:2] not in written]
         before = await given_back(self._store, self._database, there)
         await self._in_order(there)
         return [
-            a
-            if (a.prefix, a.id) in written
-            else a._replace(created_ms=0, known=True, life=before[self._store.shard_of(a.prefix, a.id)])
+            a if a[:2] in written else a._replace(created_ms=0, known=True, life=before[self._store.shard_of(*a[:2])])
             for a in armings
         ], before
 
@@ -166,9 +159,9 @@ class LedgerFirst:
         wrong, found = [], []
         for arming, reply in zip(armings, replies, strict=True):
             timer = reply.timer
-            if (arming.prefix, arming.id) in written and not _is_made(arming, reply):
-                wrong.append((arming.prefix, arming.id, arming.created_ms))
-            if timer is not None and (reply.code != "created" or (arming.prefix, arming.id) not in written):
+            if arming[:2] in written and not _is_made(arming, reply):
+                wrong.append((*arming[:2], arming.created_ms))
+            if timer is not None and (reply.code != "created" or arming[:2] not in written):
                 found.append(row_of_timer(self._store, timer))
         if wrong:
             await self._database.do(partial(execute, statement=rows.TAKE_BACK, rows=wrong))
@@ -180,19 +173,19 @@ class LedgerFirst:
     ) -> list[Reply]:
         """The replies while Redis is away. Raises `away` if one cannot be decided without it. What replaces a timer
         waits in the inbox."""
-        new = {(a.prefix, a.id): a.created_ms for a in armings if (a.prefix, a.id) in written}
-        others = [(a.prefix, a.id) for a in armings if (a.prefix, a.id) not in new]
+        new = {a[:2]: a.created_ms for a in armings if a[:2] in written}
+        others = [a[:2] for a in armings if a[:2] not in new]
 
         async def decide(connection: AsyncConnection) -> list[Reply]:
             await execute(connection, rows.AWAIT_ARMING, [(*identity, at_ms) for identity, at_ms in new.items()])
             there, waiting = await rows.find(connection, others), await rows.waiting(connection, others)
             replies = []
             for arming in armings:
-                row = there.get((arming.prefix, arming.id))
-                reply = _unarmed(arming, row, is_new=(arming.prefix, arming.id) in new)
+                row = there.get(arming[:2])
+                reply = _unarmed(arming, row, is_new=arming[:2] in new)
                 if reply is None:
                     raise away
-                if reply.timer is not None and (arming.prefix, arming.id) in waiting:
+                if reply.timer is not None and arming[:2] in waiting:
                     reply = reply._replace(timer=reply.timer._replace(armed=False, durability=LEDGER))
                 if reply.code == "replaced":
                     await requests.arm(connection, arming.prefix, arming.id, **_fields(arming))
