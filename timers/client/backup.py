@@ -8,7 +8,7 @@ A timer's line has its whole record. Its numbers and texts are those of the reco
 import base64
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,6 +50,8 @@ _LETTERS: Final = {status.value: letter for status, letter in codec.LETTERS.item
 _NUMBERS: Final = RecordParts._fields[1:8]
 _MOVED: Final = ("first_due", "slot", "anchor")
 """Times in the progress, which are moved with the due time."""
+_COUNTED: Final = ("keys", "declarations", "pauses", "timers")
+"""What the footer counts, and an import compares."""
 _KINDS: Final[Mapping[type, str]] = {dict: "a JSON object", list: "a list", str: "a text", int: "a whole number"}
 _ENTRY: Final = re.compile(r"\d{1,13} [a-z] \d+ \S+ \S+ \S+ \S[^\x00-\x1f]*")
 _KEY_ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
@@ -87,7 +89,7 @@ async def export(store: Store, *, prefix: str | None = None, since_ms: int | Non
         "timers": await number_of_timers(store),
     }
     yield ExportPage([encode(header)])
-    rest = [*await _kept_lines(store, wanted)]
+    rest = await _kept_lines(store, wanted)
     yield ExportPage([encode(line) for line in rest])
     numbers, seen = Counter(f"{line['type']}s" for line in rest), 0
     async for records in read_records(store, "*" if prefix is None else f"{prefix}:*"):
@@ -103,11 +105,11 @@ async def export(store: Store, *, prefix: str | None = None, since_ms: int | Non
         seen += len(records)
         numbers.update(timers=len(lines), unreadable=len(unreadable))
         yield ExportPage(lines, seen, numbers["timers"], unreadable)
-    names = ("keys", "declarations", "pauses", "timers", "unreadable")
-    yield ExportPage([encode({"type": "footer", **{name: numbers[name] for name in names}})], seen, numbers["timers"])
+    footer = {"type": "footer", **{name: numbers[name] for name in (*_COUNTED, "unreadable")}}
+    yield ExportPage([encode(footer)], seen, numbers["timers"])
 
 
-async def _kept_lines(store: Store, wanted: str) -> Iterable[Mapping[str, Any]]:
+async def _kept_lines(store: Store, wanted: str) -> Sequence[Mapping[str, Any]]:
     entries = await Callers(store).entries() if wanted == "*" else {}
     declared, pauses = await read_declarations(store), await read_pauses(store)
     return [
@@ -241,11 +243,7 @@ class Import:
             )
         else:
             numbers = self.report.numbers
-            lost = [
-                name
-                for name in ("keys", "declarations", "pauses", "timers")
-                if numbers.get(name, 0) != self._footer.get(name)
-            ]
+            lost = [name for name in _COUNTED if numbers.get(name, 0) != self._footer.get(name)]
             if lost and not self.report.bad:
                 self.report.trouble = f"there are other numbers of {', '.join(lost)} than the footer says"
         return self.report
