@@ -64,7 +64,7 @@ def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng
             return _next_or_finish(_not_started(timer), status, timer.progress, now_ms, cause)
         case Exhausted(reason):
             last = _not_started(timer)
-            known = None if _is_rescued(timer) else timer.last_error
+            known = None if was_lost(timer) else timer.last_error
             error = known or _error(last, Failed("Lost", reason), now_ms)
             progress = replace(timer.progress, last_error=error, first_due_ms=timer.first_due_ms)
             return _next_or_finish(last, Status.FAILED, progress, now_ms, ("failed", reason))
@@ -86,7 +86,7 @@ def missed(timer: Timer, now_ms: int) -> Missed | None:
     back, was not missed either: it had started, and would otherwise end without a result as if it had been skipped.
     """
     runs_late = isinstance(timer.missed, str) and timer.missed != "skip"
-    if runs_late or _is_rescued(timer) or _is_handed_back(timer):
+    if runs_late or was_lost(timer) or _is_handed_back(timer):
         return None
     armed = (e.at_ms for e in life(timer) if e.status is Status.SCHEDULED and e.cause != "changed")
     armed_ms = max(armed, default=timer.created_ms)
@@ -99,8 +99,8 @@ def was_skipped(timer: Timer) -> bool:
     return any(entry.cause == "skipped" for entry in islice(life(timer), 1))
 
 
-def _is_rescued(timer: Timer) -> bool:
-    """Whether the entry before the newest, which is this claim's, is also a start."""
+def was_lost(timer: Timer) -> bool:
+    """Whether the entry before the newest, which may be this claim's, is a start: its run has no end."""
     return any(entry.status is Status.RUNNING for entry in islice(life(timer), 1, 2))
 
 
@@ -120,7 +120,7 @@ def exhausted(timer: Timer, policy: RetryPolicy) -> Exhausted | None:
     """Why no further run may start: a crash has used up the last try, or the policy was changed and allows fewer."""
     if timer.failures < _maximum(timer, timer.retry or policy):
         return None
-    if _is_rescued(timer):
+    if was_lost(timer):
         return Exhausted("its pod died or lost its lease in the last attempt that its retry policy allows")
     return Exhausted("its retry policy was changed to allow no more attempts")
 

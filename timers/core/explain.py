@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
-from timers.core.decide import life, was_skipped
+from timers.core.decide import life, was_lost, was_skipped
 from timers.core.durations import format_time, in_units
 from timers.core.model import HistoryEntry, Status, Timer
 
@@ -147,8 +146,7 @@ def _not_run(timer: Timer, now_ms: int, obstacle: str) -> Iterator[str]:
             why = obstacle or f"no pod with room serves {timer.prefix!r}, or the prefix is paused or at its limit"
             yield f"due for {in_units(now_ms - timer.due_ms)} and not claimed: {why}"
         case Status.UNHANDLED:
-            ran = any(entry.status is Status.RUNNING for entry in islice(life(timer), 1, 2))
-            what = "its pod died during the run, and" if ran else "not run:"
+            what = "its pod died during the run, and" if was_lost(timer) else "not run:"
             yield f"{what} no live pod served {timer.prefix!r}; start one and retry it"
         case Status.CANCELLED:
             yield "not run: it was cancelled"
