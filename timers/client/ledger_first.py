@@ -126,11 +126,7 @@ class LedgerFirst:
     async def _write(self, armings: Sequence[Arming]) -> tuple[list[Arming], set[Identity]]:
         """Write the rows of new timers. Returns the armings with absolute due times, and which are new."""
         now_ms = round(self._store.clock.now_ms())
-        # `_replace` takes twice as long.
-        sent = [
-            Arming(a.prefix, a.id, _absolute(a.due, now_ms), *a[3:7], now_ms, a.durability, body=_body(a))
-            for a in armings
-        ]
+        sent = [_as_written(arming, now_ms) for arming in armings]
         if not sent:
             return sent, set()
         return sent, await self._database.do(partial(rows.insert, rows=[self._new_row(a) for a in sent]))
@@ -250,7 +246,9 @@ def _unarmed(arming: Arming, row: Row | None, *, is_new: bool) -> Reply | None:
     """The reply to an arming while Redis is away, given its timer's row in the ledger. None if only Redis knows it:
     whether a timer that runs has ended."""
     if is_new:
-        return Reply("created", _timer(arming)._replace(armed=False))
+        prefix, timer_id, due, spec, progress = arming[:5]
+        made = codec.new_record(prefix, timer_id, int(due[1:]), arming.created_ms, spec=spec, progress=progress)
+        return Reply("created", made._replace(armed=False, durability=LEDGER))
     if row is None or (arming.if_exists == "replace" and row.status == Status.RUNNING):
         return None
     there = codec.readable(row.prefix, row.id, record_of(row))
@@ -284,16 +282,10 @@ def _fields(arming: Arming) -> dict[str, Any]:
     return {**kept, **due, "if_exists": arming.if_exists}
 
 
-def _body(arming: Arming) -> str:
-    return f"{encode(arming.spec)}\n{codec.encode_progress(arming.progress)}"
-
-
-def _absolute(due: str, now_ms: int) -> str:
-    return due if due.startswith("@") else f"@{now_ms + int(due)}"
-
-
-def _timer(arming: Arming) -> Timer:
-    prefix, timer_id, due, spec, progress = arming[:5]
-    return codec.new_record(
-        prefix, timer_id, int(due[1:]), arming.created_ms, spec=spec, progress=progress, durability=LEDGER
-    )
+def _as_written(arming: Arming, now_ms: int) -> Arming:
+    """The arming with an absolute due time and what its record will be, created now."""
+    prefix, timer_id, due = arming[:3]
+    due = due if due.startswith("@") else f"@{now_ms + int(due)}"
+    body = f"{encode(arming.spec)}\n{codec.encode_progress(arming.progress)}"
+    # `_replace` takes twice as long.
+    return Arming(prefix, timer_id, due, *arming[3:7], now_ms, arming.durability, body=body)
