@@ -128,8 +128,6 @@ def processor(
 
 
 def _policy(given: RetryPolicy | Mapping[str, Any] | None) -> RetryPolicy:
-    if isinstance(given, RetryPolicy):
-        return given
     try:
         return RetryPolicy.parse({} if given is None else given)
     except InvalidInput as error:

@@ -167,7 +167,7 @@ class BulkAction(StrictModel):
             rule = "the fields to change, as in a PATCH" if action == "change" else "no changes, which only change has"
             errors.append(FieldError("changes", shown(changes), rule))
         with suppress(InvalidInput):
-            errors += _not_taken(action, wanted if isinstance(wanted, Filter) else Filter.parse(wanted))
+            errors += _not_taken(action, Filter.parse(wanted))
         return errors
 
     @property
