@@ -327,8 +327,7 @@ class Declared:
     async def refusals(self, prefixes: Iterable[str], visible: Visible | None = None) -> dict[str, NoProcessor]:
         """As `refusal`, for several prefixes: an error for each that has one."""
         asked_at = time.monotonic()
-        found = [(prefix, await self.refusal(prefix, visible, asked_at)) for prefix in prefixes]
-        return {prefix: refused for prefix, refused in found if refused is not None}
+        return {p: refused for p in prefixes if (refused := await self.refusal(p, visible, asked_at)) is not None}
 
     async def refusal(
         self, prefix: str, visible: Visible | None = None, asked_at: float | None = None
@@ -346,8 +345,8 @@ class Declared:
     ) -> dict[str, NoProcessor]:
         """As `refusals`, by what was last known and `others` that were declared; none if nothing is known."""
         declared = {*(self._roster.last or Roster()).declared, *others}
-        found = [(prefix, _refusal(prefix, declared, visible)) for prefix in prefixes if declared]
-        return {prefix: refused for prefix, refused in found if refused is not None}
+        asked = prefixes if declared else ()
+        return {p: refused for p in asked if (refused := _refusal(p, declared, visible)) is not None}
 
     async def owner(self, prefix: str) -> str | None:
         """The processor that owns timers of the prefix, as of the last second. Raises Unavailable."""
