@@ -75,15 +75,8 @@ class Rearm:
         else:
             parse_time(self.at, "Rearm.at")
         if self.payload is not UNSET:
-            object.__setattr__(self, "payload", _as_json(self.payload))
-
-
-def _as_json(payload: object) -> Any:
-    """The payload as the next run will get it, whatever the processor later does with its own object."""
-    try:
-        return json.loads(encode_payload(payload))
-    except InvalidInput as error:
-        raise error.under("Rearm") from None
+            # As the next run will get it, whatever the processor later does with its own object.
+            object.__setattr__(self, "payload", json.loads(encode_payload(self.payload, "Rearm.payload")))
 
 
 class Retry(Exception):

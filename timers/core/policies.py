@@ -135,10 +135,7 @@ def check_missed(value: object) -> MissedPolicy:
     if isinstance(value, str) and value in get_args(MissedRule):
         return value
     if isinstance(value, Mapping) and set(value) == {"grace"}:
-        try:
-            return {"grace": checked_duration(value["grace"])}
-        except InvalidInput as error:
-            raise error.under("grace") from None
+        return {"grace": checked_duration(value["grace"], parse=partial(Duration.parse, field="grace"))}
     raise InvalidInput.of("", value, "'fire', 'skip', 'latest', 'all' or {\"grace\": duration}")
 
 
