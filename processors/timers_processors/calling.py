@@ -217,6 +217,11 @@ def accepted(call: Call, answer: HttpAnswer, *, fails_on_4xx: bool = True) -> st
     raise Retry(said)
 
 
+def digest(idempotency_key: str) -> str:
+    """128 bits of the key's SHA-256, where the key may be too long or have other characters than are allowed."""
+    return hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]
+
+
 def signature(keys: Iterable[bytes], webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:
     """The headers of Standard Webhooks (https://www.standardwebhooks.com), version 1, with one signature for each
     key."""

@@ -1,6 +1,5 @@
 """Owns mail: builds the message, keeps connections open, and decides which refusals are permanent."""
 
-import hashlib
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -22,6 +21,7 @@ from aiosmtplib import (
 )
 
 from timers import Fail, Retry
+from timers_processors.calling import digest
 from timers_processors.targets import Targets, Unanswered
 from timers_processors.transport import Message, masked
 
@@ -124,8 +124,7 @@ def as_mail(message: Message, mail_from: str) -> EmailMessage:
     mail = EmailMessage()
     mail["From"], mail["To"], mail["Subject"] = mail_from, ", ".join(message.to), _undecodable(message.subject)
     mail["Date"] = formatdate(localtime=False, usegmt=True)
-    digest = hashlib.sha256(message.idempotency_key.encode()).hexdigest()[:32]
-    mail["Message-ID"] = f"<{digest}@{parseaddr(mail_from)[1].rpartition('@')[2]}>"
+    mail["Message-ID"] = f"<{digest(message.idempotency_key)}@{parseaddr(mail_from)[1].rpartition('@')[2]}>"
     mail["Auto-Submitted"] = "auto-generated"
     if message.unsubscribe is not None:
         mail["List-Unsubscribe"] = f"<{message.unsubscribe}>"

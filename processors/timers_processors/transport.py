@@ -2,7 +2,6 @@
 or fails."""
 
 import asyncio
-import hashlib
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from yarl import URL
 
 from timers import ConfigurationError, Fail
 from timers.logs import get_logger
-from timers_processors.calling import Call, HttpClient, accepted
+from timers_processors.calling import Call, HttpClient, accepted, digest
 
 Channel = Literal["email", "phone", "push"]
 
@@ -100,7 +99,7 @@ def file_name(idempotency_key: str) -> str:
     """A file name for the key that is safe on every file system. It begins with the readable part of the key and ends
     with 128 bits of its SHA-256, because keys may be longer than a file name, and may differ only in case."""
     readable = re.sub(r"[^A-Za-z0-9_.-]", "_", idempotency_key)[:_READABLE_CHARACTERS]
-    return f"{readable}-{hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]}.json"
+    return f"{readable}-{digest(idempotency_key)}.json"
 
 
 def masked(address: str) -> str:

@@ -1,6 +1,5 @@
 """Owns the processor `webhook`: which URL a due timer calls, what it sends there, and what each answer means."""
 
-import hashlib
 import json
 import re
 import socket
@@ -15,7 +14,7 @@ from yarl import URL
 from timers import Context, Done, Fail, Processor, Timer, processor
 from timers.settings import WEBHOOK, Settings, load_worker_settings
 from timers_processors.addresses import Lookup
-from timers_processors.calling import Call, HttpClient, accepted, signature
+from timers_processors.calling import Call, HttpClient, accepted, digest, signature
 from timers_processors.targets import Targets
 
 RETRY: Final = {"backoff": ["5s", "30s", "2m", "10m", "30m", "1h", "3h", "6h", "12h"]}
@@ -81,8 +80,8 @@ class WebHooks:
     ) -> Done:
         """Make the call, signed with the keys. Its id begins with the kind and is the same on every try of an
         occurrence."""
-        digest = hashlib.sha256(context.idempotency_key.encode()).hexdigest()
-        headers = {**call.headers, **signature(keys, f"{kind}_{digest[:32]}", int(time.time()), call.body)}
+        webhook_id = f"{kind}_{digest(context.idempotency_key)}"
+        headers = {**call.headers, **signature(keys, webhook_id, int(time.time()), call.body)}
         answer = await context.state.call(replace(call, headers=headers), seconds)
         return Done(accepted(call, answer, fails_on_4xx=self.settings.webhook_4xx == "fail"))
 
