@@ -366,17 +366,13 @@ def _parts(line: Mapping[str, Any]) -> RecordParts:
         raise ValueError("it has no known status")
     spec, history = encode(_value(line, "spec", dict)).encode(), _value(line, "history", list)
     progress = encode(_value(line, "progress", dict)).encode() if "progress" in line else b""
-    if len(history) >= HISTORY_LIMIT or not all(map(_is_entry, history)):
+    if len(history) >= HISTORY_LIMIT or not all(isinstance(each, str) and _ENTRY.fullmatch(each) for each in history):
         raise ValueError("history is not one")
     entries = tuple(entry.encode() for entry in history)
     parts = RecordParts(status, **numbers, spec=spec, progress=progress, history=entries)
     if max(parts.created_ms, parts.due_ms) >= codec.LATEST_MS or not (parts.version and parts.occurrence):
         raise ValueError("a number in it is impossible")
     return parts
-
-
-def _is_entry(entry: object) -> bool:
-    return isinstance(entry, str) and _ENTRY.fullmatch(entry) is not None
 
 
 def _moved(parts: RecordParts, by_ms: int) -> RecordParts:

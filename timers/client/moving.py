@@ -101,7 +101,7 @@ class Mover:
         elif here.is_over and there is None:
             if here.place != self._to:
                 raise Refused(str(here.error))
-        elif not _is_same(here, there):
+        elif there is None or there.phase != ARRIVING or there.name != here.name:  # not the two ends of one move
             raise Refused(
                 f"{self._from} is being moved to {here.place}, and {self._to} is not the place where that began, or "
                 f"was emptied; finish that move, or end it with `timers copy --abort {self._from}`"
@@ -279,11 +279,6 @@ class Mover:
         begun = time.monotonic()
         yield
         self._report.seconds[name] = round(time.monotonic() - begun, 1)
-
-
-def _is_same(here: Move, there: Move | None) -> bool:
-    """Whether two dbs are the two ends of one move."""
-    return there is not None and there.phase == ARRIVING and there.name == here.name
 
 
 async def abort(source: Store) -> str:
