@@ -5,13 +5,11 @@
 local pod, lease_ms, cause, in_order = ARGV[2], ARGV[3], ARGV[4], ARGV[5] ~= ''
 local more, claimed, bad, newer = {}, {}, {}, {}
 local leases, denied, lease_end = {}, {}, text(now + lease_ms)
--- With more bytes of records, the rest is left for the next call. It is as much as 25 timers with payloads of 64 KiB.
-local MOST_BYTES, bytes = 1638400, 0
 
+-- Answers the bytes of the record, or false.
 local function claim_one(prefix, id, token, processor)
   local member = member_of(prefix, id)
   local r, trouble, raw = read(member)
-  bytes = bytes + #(raw or '')
   if not r then
     leave_out(prefix, id, trouble, raw, newer, bad)
     return false
@@ -32,8 +30,10 @@ local function claim_one(prefix, id, token, processor)
   note(r, cause, pod, now - r.due, processor)
   local l, c = #leases, #claimed
   leases[l + 1], leases[l + 2] = lease_end, member
-  claimed[c + 1], claimed[c + 2], claimed[c + 3] = prefix, id, write(member, r)
-  return true
+  claimed[c + 1] = prefix
+  claimed[c + 2] = id
+  claimed[c + 3] = write(member, r)
+  return #raw
 end
 
 -- The earliest due of a queue, and one more if there are more. Behind a backlog of more than BACKLOG_MS, half a batch goes to
@@ -62,14 +62,19 @@ local function pick(prefix, processor, most)
   return {prefix, processor, ids, true}
 end
 
-local function take(prefix, processor, ids, has_more, token)
+-- Takes them until there is no room for more bytes of records; the rest is left for the next call. Answers the room that is left.
+local function take(prefix, processor, ids, has_more, token, room)
   local gone, left = {}, #newer
   for i, id in ipairs(ids) do
-    if bytes > MOST_BYTES then
+    if room < 0 then
       has_more = true
       break
     end
-    if claim_one(prefix, id, token + i, processor) then gone[#gone + 1] = id end
+    local bytes = claim_one(prefix, id, token + i, processor)
+    if bytes then
+      gone[#gone + 1] = id
+      room = room - bytes
+    end
   end
   if #gone > 0 then call('ZREM', queue_key(prefix), unpack(gone)) end
   -- Whoever is told of more asks again at once, and would get the same batch if all of it had to be left.
@@ -77,6 +82,7 @@ local function take(prefix, processor, ids, has_more, token)
   refresh_head(prefix)
   count('s', prefix, -#gone)
   count('r', prefix, #gone)
+  return room
 end
 
 local function triggers_of(queues)
@@ -106,8 +112,9 @@ if #triggers > 0 and refused('DEL', unpack(triggers)) then
   end
 end
 local token = #triggers > 0 and take_tokens(#triggers) - #triggers
+local room = 1638400   -- as much as 25 timers with payloads of 64 KiB
 for _, queue in ipairs(picked) do
-  take(queue[1], queue[2], queue[3], queue[4], token)
+  room = take(queue[1], queue[2], queue[3], queue[4], token, room)
   token = token and token + #queue[3]
 end
 if #leases > 0 then call('ZADD', root .. 'leases', unpack(leases)) end
