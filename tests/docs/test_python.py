@@ -12,14 +12,14 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "python.md"
 
 HEAD: Final = """# The Python client
 
-`timers.TimerClient` is awaited, `timers.BlockingTimerClient` waits; they and the methods that both have take the same
+`timers.TimerClient` is async, `timers.BlockingTimerClient` blocks; both, and the methods they share, take the same
 parameters. Every method raises `Unavailable` while Redis is down, `InvalidInput` for bad values, and a `Refused` if the
-timer's state forbids the call. `timers` has every type and error that a signature names. [reference.md](reference.md)
+timer's state forbids the call. `timers` exports every type and error in these signatures. [reference.md](reference.md)
 has the fields of a timer.
 
 A `TimerClient` belongs to the event loop of its first call until it is closed there; on another loop it raises
-`RuntimeError` and sends nothing. Where each call has a loop of its own, such as with Django's `async_to_sync` or
-`asyncio.run` in a task of Celery, use a `BlockingTimerClient` outside of the loop.
+`RuntimeError` and sends nothing. Where each call has its own loop, as with Django's `async_to_sync` or `asyncio.run` in
+a Celery task, use a `BlockingTimerClient` outside of the loop.
 
 | method | does |
 |---|---|
