@@ -80,6 +80,9 @@ text."""
 SUBJECT_LIMIT_CHARACTERS: Final = 998
 """The longest line of a mail (RFC 5322). Folding 64 KiB would stand the event loop still for seconds."""
 
+UNSUBSCRIBE_LIMIT_CHARACTERS: Final = 1000
+"""Longer than any address in use. Looking for encoded words in 64 KiB could stand the event loop still for seconds."""
+
 RECIPIENTS_LIMIT: Final = 50
 
 # Excludes everything that a mail header could read as a second recipient or a second line.
@@ -90,7 +93,7 @@ _REACHABLE: Final[Mapping[Channel, re.Pattern[str]]] = MappingProxyType(
     {"email": _EMAIL, "phone": _PHONE, "push": _PUSH}
 )
 # Excludes encoded words (RFC 2047), too. The email package of Python 3.11 and 3.12 decodes them, line breaks and all.
-_UNSUBSCRIBE = re.compile(r"(?!.*=\?.*\?=)(https?://|mailto:)[!-;=?-~]{1,1000}")
+_UNSUBSCRIBE = re.compile(r"(?!.*=\?.*\?=)(https?://|mailto:)[!-;=?-~]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,8 @@ def _unless(given: object) -> list[str]:
 
 
 def _unsubscribe(given: object) -> str | None:
+    if isinstance(given, str) and len(given) > UNSUBSCRIBE_LIMIT_CHARACTERS:
+        raise Fail(f"unsubscribe: longer than {UNSUBSCRIBE_LIMIT_CHARACTERS} characters")
     if given is None or (isinstance(given, str) and _UNSUBSCRIBE.fullmatch(given)):
         return given
     raise Fail("unsubscribe: expected an address that starts with https://, http:// or mailto:, without =?…?=")

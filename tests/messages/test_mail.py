@@ -92,6 +92,12 @@ class TestMessage:
                 await send(settings(box), {"email": "ann@example.org", "unsubscribe": address})
         assert box.mails == []
 
+    async def test_an_unsubscribe_address_that_would_keep_the_pod_busy_fails_at_once(self) -> None:
+        async with mailbox() as box:
+            with pytest.raises(Fail, match=r"^unsubscribe: longer than 1000 characters$"):
+                await send(settings(box), {"email": "ann@example.org", "unsubscribe": "https://" + "=?x" * 400})
+        assert box.mails == []
+
     async def test_nothing_in_a_payload_becomes_a_header(self) -> None:
         async with mailbox() as box:
             payload = {"email": "ann@example.org", "subject": "{name}", "name": "A\r\nBcc: eve@example.org\r\n\r\nx"}
