@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from redis.asyncio import Redis
+from structlog.testing import capture_logs
 
 from tests.api.harness import PROBLEM, Api, Reply
 from timers.api.requests import BODY_LIMIT_BYTES
@@ -171,6 +172,38 @@ async def test_invalid_http_is_answered_with_a_problem(api: Api, request_bytes: 
     assert head.split(b" ")[1] == b"400"
     assert f"Content-Type: {PROBLEM}".encode() in head
     assert json.loads(body)["type"] == "urn:timers:problem:malformed-request"
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "detail"),
+    [
+        (
+            b"GET / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer tmk_sesame\r\r\n\r\n",
+            "Missing expected LF after header value",
+        ),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nCookie: timers_session=tmk_sesame\0\r\n\r\n", "Invalid header value char"),
+        (
+            b"GET / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer tmk_sesame" + b"x" * 9000 + b"\r\n\r\n",
+            "Got more than 8190 bytes when reading",
+        ),
+        (b"GET /tmk_sesame HTTP/1.1\nHost: x\n\n", "Bad status line: Expected CRLF after version"),
+        (b"GET http://[tmk_sesame HTTP/1.1\r\nHost: x\r\n\r\n", "the address is not a valid one"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n", "Duplicate 'Host' header found."),
+    ],
+)
+async def test_nothing_of_a_request_that_cannot_be_read_is_repeated(
+    api: Api, request_bytes: bytes, detail: str
+) -> None:
+    """What cannot be read is often a key, with a line break that its file had."""
+    parts = urlsplit(api.server.url)
+    with capture_logs() as lines:
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(request_bytes)
+        answered = await reader.read()
+        writer.close()
+    assert json.loads(answered.partition(b"\r\n\r\n")[2])["detail"] == detail
+    assert b"sesame" not in answered
+    assert [line["reason"] for line in lines] == [detail]
 
 
 async def test_a_client_that_leaves_in_mid_body_arms_nothing_and_harms_nobody(api: Api, redis: Redis) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import re
 import resource
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -9,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import InvalidURLError
 from aiohttp.typedefs import Middleware
 
 from timers.api.answer import (
@@ -54,6 +56,9 @@ SHORT_BYTES: Final = 16 * 1024
 
 FAREWELL_SECONDS: Final = 1.0
 """How long a refused connection has to read the reason. If it were closed at once, it would be reset before that."""
+
+_QUOTED: Final = re.compile(r""":?\s+(?:(?:bytearray\()?b['"]|(?<=:\s)['"]|(?<=line\s)['"]).*""", re.DOTALL)
+"""Where aiohttp begins to repeat a request: bytes, or text after a colon or the name of the status line."""
 
 _log = get_logger("timers.api")
 
@@ -104,8 +109,9 @@ class Connection(web.RequestHandler):
         """See aiohttp. The answer to a request that reached no handler."""
         made = new_id()
         request_id.set(made)  # the last of this connection, which has a context of its own
-        _log.info("request cannot be read", status=status, reason=message or repr(exc))
-        response = of_status(status, message or "the request is not valid HTTP")
+        said = _unquoted(message or "the request is not valid HTTP", exc)
+        _log.info("request cannot be read", status=status, reason=said if message else repr(exc))
+        response = of_status(status, said)
         response.headers[REQUEST_ID] = made
         response.force_close()
         return response
@@ -127,6 +133,13 @@ class Connection(web.RequestHandler):
             if transport is not None:
                 transport.abort()  # close() would wait for the same client
             return resp, True
+
+
+def _unquoted(message: str, error: BaseException | None) -> str:
+    """What aiohttp says of a request that it cannot read, without the part of the request, which may be a key."""
+    if isinstance(error, InvalidURLError):
+        return "the address is not a valid one"
+    return " ".join(_QUOTED.sub("", message).split())
 
 
 def _fits_the_buffer(resp: web.StreamResponse, transport: asyncio.Transport | None) -> bool:
