@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
+from hashlib import blake2b
 from typing import Any, Final, get_args
 
 import pytest
@@ -220,6 +221,25 @@ async def test_events_tell_only_of_own_prefixes(guarded: Api) -> None:
         first = await stream.content.readuntil(b"\n\n")
     assert b'"prefix":"mine"' in first
     assert b"theirs" not in first
+
+
+async def test_a_guess_of_anothers_change_is_not_confirmed_by_its_event_id(guarded: Api, redis: Redis) -> None:
+    """Nor is it by the id of the newest change, which each listener is told."""
+    url, headers = guarded.server.url + "/v1/events", bearer(SECRETS["read"])
+    async with redis.pubsub() as eavesdropper:
+        await eavesdropper.psubscribe("timers:events:*")
+        assert await eavesdropper.get_message(timeout=None) is not None
+        async with guarded.session.get(url, headers=headers) as stream:
+            await stream.content.readuntil(b"event: open\n")
+            await guarded.client.create(OTHER, "guessed", delay="1h")
+            await guarded.client.create(OWN, "seen", delay="1h")
+            await stream.content.readuntil(b'"prefix":"mine"')
+            message = await eavesdropper.get_message(timeout=None)
+            assert message is not None
+            assert b"theirs:guessed" in message["data"]
+            guess = blake2b(message["data"], digest_size=8).hexdigest()
+            async with guarded.session.get(url, headers=headers | {"Last-Event-ID": guess}) as again:
+                assert b"\nevent: gap\n" in await again.content.readuntil(b"\n\n")
 
 
 @pytest.mark.parametrize("operation", PUBLIC, ids=lambda operation: operation.path)

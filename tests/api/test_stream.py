@@ -262,6 +262,7 @@ async def test_an_unknown_last_event_id_is_answered_with_a_gap(api: Api, redis: 
 
 
 async def test_a_last_event_id_of_another_pod_is_known_or_answered_with_a_gap(api: Api, server: EmbeddedServer) -> None:
+    await api.create("first")  # from now on the db has an epoch, from which the ids follow
     async with running_api(server.url, [done]) as listens, running_api(server.url, [done]) as deaf:
         async with listening(api) as response, listening(listens) as other:
             await api.create("heard")
