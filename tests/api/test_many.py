@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 from io import BytesIO
 from typing import Any
 from urllib.parse import urlsplit
@@ -152,6 +153,19 @@ async def test_a_batch_of_a_thousand_is_taken_and_one_more_is_not(api: Api) -> N
     assert [result["timer"]["id"] for result in results] == [timer["id"] for timer in full]
     assert (await batch(api, *full, wish("more"))).bad_fields() == ["timers"]
     assert (await lines(api, "{}\n" * 1001)).bad_fields() == ["timers"]
+
+
+async def test_of_too_many_lines_none_is_read(api: Api) -> None:
+    """Each that is no JSON would become an error: 8 MiB of them took 3 GiB."""
+    tracemalloc.start()
+    try:
+        reply = await lines(api, "x\n" * 50_000)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    (error,) = reply.problem(422, "invalid-input")["errors"]
+    assert (error["field"], error["value"]) == ("timers", "'more than 1000 timers'")
+    assert most_bytes < 10_000_000
 
 
 async def test_one_timer_twice_in_a_batch_is_armed_once(api: Api) -> None:

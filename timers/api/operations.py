@@ -24,7 +24,7 @@ from timers.store.listing import PageRequest
 def _checked_batch(value: object) -> Sequence[Any]:
     if isinstance(value, list) and len(value) <= BATCH_LIMIT:
         return value
-    given = f"{len(value)} timers" if isinstance(value, list) else value
+    given = f"more than {BATCH_LIMIT} timers" if isinstance(value, list) else value
     raise InvalidInput.of("", given, f"a list of at most {BATCH_LIMIT} timers")
 
 

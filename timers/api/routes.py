@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from aiohttp import web
@@ -35,11 +36,11 @@ from timers.api.requests import (
     refuse_query,
     traceparent_of,
 )
-from timers.client import Armed, TimerClient
+from timers.client import BATCH_LIMIT, Armed, TimerClient
 from timers.client.actions import BulkAction, Counts, Stop
 from timers.client.fleet import by_name
 from timers.core.answers import PodAnswer
-from timers.core.fields import check_id, check_prefix, decode_lines, is_prefix
+from timers.core.fields import check_id, check_prefix, decode_line, is_prefix, lines_of
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.errors import Busy, FieldError, InvalidInput, TimersError, both, shown
@@ -148,12 +149,13 @@ ACTION_SECONDS: Final = 5.0
 
 
 async def _read_batch(request: web.Request) -> Sequence[Any]:
-    """The timers as they were sent. A line that is not JSON becomes its error."""
+    """The timers as they were sent. A line that is not JSON becomes its error, but of too many none is read: millions
+    of errors would fill the memory."""
     if media_type(request, (JSON, *_LINES)) in _LINES:
-        body: Any = {"timers": decode_lines(await read_bytes(request, BATCH_LIMIT_BYTES))}
-    else:
-        body = await read_json(request, limit_bytes=BATCH_LIMIT_BYTES)
-    return parsed(request, Batch.parse, body).timers
+        lines = lines_of(await read_bytes(request, BATCH_LIMIT_BYTES))
+        body = {"timers": list(islice(lines, BATCH_LIMIT + 1))}
+        return [decode_line(line) for line in parsed(request, Batch.parse, body).timers]
+    return parsed(request, Batch.parse, await read_json(request, limit_bytes=BATCH_LIMIT_BYTES)).timers
 
 
 def _if_visible(value: Any, visible: Visible | None) -> Any:

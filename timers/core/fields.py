@@ -2,7 +2,7 @@
 fields, and the values that several models and calls take. Also which prefix serves which."""
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, Final, Self, get_args
 
@@ -103,13 +103,22 @@ def decode_text(text: str, field: str) -> Any:
         raise InvalidInput.of(field, text, f"JSON ({error})") from None
 
 
+_LINE: Final = re.compile(rb"[^ \t\r\n][^\n]*")
+
+
+def lines_of(raw: bytes) -> Iterator[bytes]:
+    """The lines, without empty ones."""
+    return (found[0] for found in _LINE.finditer(raw))
+
+
 def decode_lines(raw: bytes) -> list[Any]:
     """JSON values, one a line (NDJSON). A line that is not JSON becomes an InvalidInput in the list. Empty lines are
     skipped."""
-    return [_decode_line(line) for line in raw.split(b"\n") if line.strip()]
+    return list(map(decode_line, lines_of(raw)))
 
 
-def _decode_line(line: bytes) -> Any:
+def decode_line(line: bytes) -> Any:
+    """The value of a line, or the InvalidInput that says what is wrong with it."""
     try:
         return decode(line)
     except ValueError as error:
