@@ -1,12 +1,14 @@
 """What a caller may ask for: good and bad values of each field, and errors that say what would be accepted."""
 
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from tests.unit.samples import START_MS, a_timer
+from timers.core import fields
 from timers.core.durations import format_time
 from timers.core.fields import check_id, check_prefix
 from timers.core.model import HistoryEntry, Lease, Progress, Status, Timer
@@ -291,6 +293,22 @@ def test_what_the_api_shows_can_be_sent_back(given: dict[str, Any]) -> None:
     timer = a_timer(spec=NewTimer.parse({**LEAST, **given}).spec())
     again = NewTimer.parse({**LEAST, **json.loads(json.dumps(as_new(timer)))})
     assert as_new(a_timer(spec=again.spec())) == as_new(timer)
+
+
+def test_the_known_fields_are_put_into_words_once_for_thousands_of_unknown_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+
+    def one_of(names: Iterable[str]) -> str:
+        said.append(",".join(names))
+        return "a known field"
+
+    monkeypatch.setattr(fields, "one_of", one_of)
+    with pytest.raises(InvalidInput) as raised:
+        NewTimer.parse({f"x{i}": 1 for i in range(3000)} | {"repeat": {"x": 1, "y": 2}})
+    unknown = [error.accepted for error in raised.value.errors].count("a known field")
+    assert (unknown, len(said)) == (3002, 2)
 
 
 class TestWishes:

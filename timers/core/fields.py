@@ -3,7 +3,7 @@ fields, and the values that several models and calls take. Also which prefix ser
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any, Final, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError, WithJsonSchema, model_validator
@@ -71,6 +71,7 @@ def _fields_at(model: Any, path: Iterable[int | str]) -> Iterable[str]:
 def invalid_input(error: ValidationError, model: type[BaseModel] | None = None) -> InvalidInput:
     """Turn a pydantic error, of this model if it was one, into one of this project's."""
     found: list[FieldError] = []
+    known_at = cache(lambda path: one_of(_fields_at(model, path)))  # once, and not for each of thousands
     for item in error.errors(include_url=False):
         cause = item.get("ctx", {}).get("error")
         path = ".".join(str(part) for part in item["loc"])
@@ -79,7 +80,7 @@ def invalid_input(error: ValidationError, model: type[BaseModel] | None = None) 
         elif item["type"] == "missing":
             found.append(FieldError(path, NOTHING, "a value, because the field is required"))
         elif item["type"] == "extra_forbidden":
-            found.append(FieldError(path, shown(item["input"]), one_of(_fields_at(model, item["loc"][:-1]))))
+            found.append(FieldError(path, shown(item["input"]), known_at(item["loc"][:-1])))
         else:
             accepted = _ACCEPTED.get(item["type"], item["msg"].removeprefix("Input should be "))
             found.append(FieldError(path, shown(item["input"]), accepted))
