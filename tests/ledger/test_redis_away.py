@@ -30,7 +30,7 @@ from timers.ledger import facts, rows
 from timers.ledger.database import Database
 from timers.ledger.rows import Identity, Row
 from timers.store import refusals, restoring
-from timers.store.callers import Quotas
+from timers.store.callers import Quota, Quotas
 from timers.store.queries import counts
 from timers.store.servers import connect
 from timers.store.store import Store
@@ -76,6 +76,25 @@ async def test_creates_are_accepted_and_armed_later(own: OwnServer, client: Time
     assert there["note:soon"].status == "completed"
     assert there["note:soon"].created == made.created_ms
     assert {there[name].version for name in ("note:before", "note:b0", "note:b1", "note:b2")} == {1}
+    await fleet.close()
+
+
+async def test_what_only_redis_can_count_is_refused_and_not_armed_later(
+    own: OwnServer, client: TimerClient, database: Database
+) -> None:
+    fleet = await Fleet.over(own.url)
+    limited = client.acting("billing", Quota(2, ("note",), 100))
+    await limited.create("note", "before", delay="24h")
+    own.down()
+    client._declared = limited._declared = Declared(fleet.store, fresh_seconds=0)
+    with pytest.raises(Unavailable) as single:
+        await limited.create("note", "single", delay="24h")
+    with pytest.raises(Unavailable) as batch:
+        await limited.batch([{"prefix": "note", "id": f"b{n}", "delay": "24h"} for n in range(3)])
+    assert (single.value.nothing_done, batch.value.nothing_done) == (True, True)
+    assert list(await in_ledger(database)) == ["note:before"]
+    await own.up()
+    assert (await limited.create("note", "single", delay="24h")).armed
     await fleet.close()
 
 

@@ -80,14 +80,13 @@ class LedgerFirst:
         try:
             sent, before = await self._placed(sent, written)
             replies = await self._quotas.arm(sent, quota, turn)
-        except (Full, Moving):  # nothing waits for room; whether the new place reads this ledger is not known
-            wrong = [(*a[:2], a.created_ms) for a in sent if a[:2] in written]
-            await self._database.do(partial(execute, statement=rows.TAKE_BACK, rows=wrong))
-            raise
         except Unavailable as away:
-            away.nothing_done = away.nothing_done and not written
-            if quota is not None:
+            # Nothing waits for room, or without being counted; whether the new place reads this ledger is not known.
+            if quota is not None or isinstance(away, Full | Moving):
+                wrong = [(*a[:2], a.created_ms) for a in sent if a[:2] in written]
+                await self._database.do(partial(execute, statement=rows.TAKE_BACK, rows=wrong))
                 raise
+            away.nothing_done = away.nothing_done and not written
             return await self._unarmed(sent, written, away)
         pairs = zip(sent, replies, strict=True)
         if all(reply.code == "created" and _is_made(arming, reply) for arming, reply in pairs):  # as it mostly is
