@@ -25,7 +25,7 @@ from timers.ledger import bell as bell_module
 from timers.ledger.bell import Bell, listening
 from timers.ledger.database import Database
 from timers.ledger.facts import Lives
-from timers.ledger.inbox import Taken, take
+from timers.ledger.inbox import TAKEN_BYTES, Taken, take
 from timers.ledger.schema import inbox, refused, timers
 from timers.processor import Registry
 from timers.store.following import read_marks
@@ -417,6 +417,17 @@ async def test_a_problem_that_the_database_cannot_hold_stops_no_other_row(
     await drained(by_hand)
     assert await left(database) == 0
     assert "a\ufffdb" in (await problems(database))["bad"]
+    assert (await fleet.client.get("note", "good")).status == "scheduled"
+
+
+async def test_bodies_of_any_size_are_taken_a_few_at_a_time(database: Database, fleet: Fleet, by_hand: Inbox) -> None:
+    """A pod that took five hundred of them would have no memory left, or never come to their end."""
+    await fleet.pod(Calls(), ledger=None)
+    for id, size in (("whole", TAKEN_BYTES), ("half", TAKEN_BYTES // 2), ("other half", TAKEN_BYTES // 2)):
+        await ask(database, id, payload="\u00e9" * (size // 6), delay="1h")  # six bytes each, as JSON has them
+    await ask(database, "good", delay="1h")
+    assert [await by_hand.drain() for _ in range(4)] == [1, 2, 1, 0]
+    assert list(await problems(database)) == ["whole", "half", "other half"]
     assert (await fleet.client.get("note", "good")).status == "scheduled"
 
 

@@ -14,10 +14,14 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.ledger.many import among, execute
-from timers.ledger.schema import inbox, now_ms, refused
+from timers.ledger.schema import inbox, now_ms, refused, size_of
 
 TAKEN: Final = 500
 """The most rows of one transaction."""
+
+TAKEN_BYTES: Final = 1 << 22
+"""How much of the bodies one transaction takes, and at least one row: anybody may write bodies of any size, and a pod
+may have half a GiB."""
 
 CHANNEL: Final = "timers_inbox"
 
@@ -60,8 +64,8 @@ async def waits_for(connection: AsyncConnection, identities: Sequence[tuple[str,
 
 
 async def take(connection: AsyncConnection, most: int = TAKEN, *, without: Collection[int] = ()) -> list[Taken]:
-    """Take rows out that no other pod has, oldest first: of each timer only the first, so that the others follow in
-    order. Leaves those `without`, by number. If the transaction is undone they are back."""
+    """Take rows out that no other pod has, oldest first, as far as TAKEN_BYTES go: of each timer only the first, so
+    that the others follow in order. Leaves those `without`, by number. If the transaction is undone they are back."""
     found = await connection.execute(_TAKE, {"most": most, "without": list(without)})
     return [*map(_taken, sorted(found, key=itemgetter(0)))]
 
@@ -133,6 +137,10 @@ _EARLIER: Final = inbox.alias("earlier")
 _OF_IT: Final = sa.and_(_EARLIER.c.prefix == inbox.c.prefix, _EARLIER.c.id == inbox.c.id, _EARLIER.c.seq < inbox.c.seq)
 _ASIDE: Final = inbox.c.seq.in_(sa.bindparam("without", expanding=True))
 _FIRSTS: Final = sa.select(inbox.c.seq).where(~_ASIDE, ~sa.exists().where(_OF_IT)).order_by(inbox.c.seq)
-_FREE: Final = _FIRSTS.limit(sa.bindparam("most")).with_for_update(skip_locked=True, of=inbox)
-_TAKE: Final = inbox.delete().where(inbox.c.seq.in_(_FREE)).returning(*inbox.c, now_ms())
+_SIZED: Final = _FIRSTS.add_columns(size_of(inbox.c.body).label("size"))
+_FREE: Final = _SIZED.limit(sa.bindparam("most")).with_for_update(skip_locked=True, of=inbox).subquery()
+_UNTIL: Final = sa.func.sum(_FREE.c.size).over(order_by=_FREE.c.seq)
+_FITTING: Final = sa.select(_FREE.c.seq, (_UNTIL - _FREE.c.size).label("before")).subquery()
+_TAKEN: Final = sa.select(_FITTING.c.seq).where(_FITTING.c.before < TAKEN_BYTES)
+_TAKE: Final = inbox.delete().where(inbox.c.seq.in_(_TAKEN)).returning(*inbox.c, now_ms())
 _WAITING: Final = sa.select(inbox.c.seq).where(among(inbox.c.prefix, inbox.c.id))

@@ -46,6 +46,23 @@ def _now_sqlite(_element: now_ms, _compiler: SQLCompiler, **_: object) -> str:
     return "(CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER))"
 
 
+class size_of(FunctionElement[int]):  # noqa: N801 (named as SQL functions are)
+    """How many bytes a text has. PostgreSQL knows without reading it."""
+
+    type = sa.BigInteger()
+    inherit_cache = True
+
+
+@compiles(size_of, "postgresql")
+def _size_postgresql(element: size_of, compiler: SQLCompiler, **how: Any) -> str:
+    return f"octet_length({compiler.process(element.clauses, **how)})"
+
+
+@compiles(size_of, "sqlite")
+def _size_sqlite(element: size_of, compiler: SQLCompiler, **how: Any) -> str:
+    return f"length(CAST({compiler.process(element.clauses, **how)} AS BLOB))"
+
+
 def _names(*columns: str) -> list[sa.Column[str]]:
     """Columns of the primary key."""
     return [sa.Column(column, _NAME, primary_key=True) for column in columns]
