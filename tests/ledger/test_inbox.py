@@ -22,6 +22,7 @@ from timers.engine.pod import Pod
 from timers.errors import LedgerUnavailable, Unavailable
 from timers.ledger import arm, cancel
 from timers.ledger import bell as bell_module
+from timers.ledger import inbox as inbox_rows
 from timers.ledger.bell import Bell, listening
 from timers.ledger.database import Database
 from timers.ledger.facts import Lives
@@ -429,6 +430,22 @@ async def test_bodies_of_any_size_are_taken_a_few_at_a_time(database: Database, 
     assert [await by_hand.drain() for _ in range(4)] == [1, 2, 1, 0]
     assert list(await problems(database)) == ["whole", "half", "other half"]
     assert (await fleet.client.get("note", "good")).status == "scheduled"
+
+
+async def test_many_rows_of_one_timer_are_not_compared_with_each_other(database: Database) -> None:
+    if database.dialect != "postgresql":
+        pytest.skip("SQLite asks the index for each row anyway")
+    row = {"prefix": "note", "id": "one", "action": "change", "body": "{}"}
+    async with database.transaction() as connection:
+        await connection.execute(inbox.insert(), [row] * 2000)
+        await connection.execute(inbox.insert(), {**row, "id": "other"})
+        await connection.execute(text("ANALYZE timers_inbox"))
+        asked = inbox_rows._FIRSTS.params(without=[0])
+        said = asked.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
+        plan = "\n".join((await connection.execute(text(f"EXPLAIN {said}"))).scalars())
+        assert "Join" not in plan
+        assert "using timers_inbox_identity" in plan
+        assert [each.id for each in await take(connection)] == ["one", "other"]
 
 
 async def test_a_row_that_is_inserted_again_with_its_number_may_be_refused_again(

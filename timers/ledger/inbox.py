@@ -12,6 +12,9 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 
 from timers.ledger.many import among, execute
 from timers.ledger.schema import inbox, now_ms, refused, size_of
@@ -133,10 +136,34 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-_EARLIER: Final = inbox.alias("earlier")
-_OF_IT: Final = sa.and_(_EARLIER.c.prefix == inbox.c.prefix, _EARLIER.c.id == inbox.c.id, _EARLIER.c.seq < inbox.c.seq)
+class _is_first(FunctionElement[bool]):  # noqa: N801 (named as SQL functions are)
+    """Whether no earlier row of the same timer is there. Each is asked in the index: of a plain NOT EXISTS, PostgreSQL
+    makes a join that compares all rows of one timer with each other."""
+
+    type = sa.Boolean()
+    inherit_cache = True
+
+
+@compiles(_is_first, "postgresql")
+def _first_postgresql(_element: _is_first, _compiler: SQLCompiler, **_: object) -> str:
+    """Whether the row before it in the index is of another timer."""
+    return """(
+        SELECT (earlier.prefix, earlier.id) = (timers_inbox.prefix, timers_inbox.id) FROM timers_inbox AS earlier
+        WHERE (earlier.prefix, earlier.id, earlier.seq) < (timers_inbox.prefix, timers_inbox.id, timers_inbox.seq)
+        ORDER BY earlier.prefix DESC, earlier.id DESC, earlier.seq DESC LIMIT 1
+    ) IS NOT TRUE"""
+
+
+@compiles(_is_first, "sqlite")
+def _first_sqlite(_element: _is_first, _compiler: SQLCompiler, **_: object) -> str:
+    return """NOT EXISTS (
+        SELECT 1 FROM timers_inbox AS earlier WHERE earlier.prefix = timers_inbox.prefix
+        AND earlier.id = timers_inbox.id AND earlier.seq < timers_inbox.seq
+    )"""
+
+
 _ASIDE: Final = inbox.c.seq.in_(sa.bindparam("without", expanding=True))
-_FIRSTS: Final = sa.select(inbox.c.seq).where(~_ASIDE, ~sa.exists().where(_OF_IT)).order_by(inbox.c.seq)
+_FIRSTS: Final = sa.select(inbox.c.seq).where(~_ASIDE, _is_first()).order_by(inbox.c.seq)
 _SIZED: Final = _FIRSTS.add_columns(size_of(inbox.c.body).label("size"))
 _FREE: Final = _SIZED.limit(sa.bindparam("most")).with_for_update(skip_locked=True, of=inbox).subquery()
 _UNTIL: Final = sa.func.sum(_FREE.c.size).over(order_by=_FREE.c.seq)
