@@ -120,8 +120,8 @@ def _mark_unless_failed(self: Intake, shard: int, prefix: str, seconds: float, c
 NO_PLANT: Final = Plant()
 
 PLANTS: Final[Mapping[str, Plant]] = {
-    "settle without the token check": Plant({"if held.token ~= token then return 'fenced' end": ""}, seen_by=1),
-    "a second settle counts": Plant({"if held.status ~= 'r' then return 'already' end": ""}, seen_by=20),
+    "settle without the token check": Plant({"if held.token ~= token then return 'fenced' end": ""}, seen_by=6),
+    "a second settle counts": Plant({"if held.status ~= 'r' then return 'already' end": ""}, seen_by=31),
     "start after cancel": Plant(
         {
             "if r.status ~= 's' or r.waits then": "if (r.status ~= 's' and r.status ~= 'x') or r.waits then",
@@ -136,8 +136,8 @@ PLANTS: Final[Mapping[str, Plant]] = {
         },
         seen_by=2,
     ),
-    "lease not extended": Plant(engine=((Leases, "_extend", _at_once),), seen_by=9),
-    "lease taken over while it lasts": Plant({"if lease_of(member) then return end": ""}, seen_by=37),
+    "lease not extended": Plant(engine=((Leases, "_extend", _at_once),), seen_by=1),
+    "lease taken over while it lasts": Plant({"if lease_of(member) then return end": ""}, seen_by=38),
     "attempt not counted": Plant({"'r', token, r.attempt + 1": "'r', token, r.attempt"}),
     "occurrence lost between run and re-arm": Plant(
         {"    schedule(prefix, id, r.due)\n    if r.failures ~= 0": "    if r.failures ~= 0"}, seen_by=1
@@ -145,13 +145,13 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "cancel acknowledged before written": Plant(engine=((TimerClient, "cancel", _cancel_later),), seen_by=1),
     "token reused": Plant(
         {"local top = math.max(newest_token(), now_us) + n": "local top = math.max(math.floor(now / 1000), 1) + n"},
-        seen_by=1,
+        seen_by=3,
     ),
     "a retry burns two tries": Plant(engine=((runner, "decide", _burn_two),), seen_by=3),
     "rescue by a wrong processor": Plant(
-        engine=((ShardSweep, "_find_orphans", _find_all), (Claimer, "_room_of", _any_room)), seen_by=1
+        engine=((ShardSweep, "_find_orphans", _find_all), (Claimer, "_room_of", _any_room)), seen_by=90
     ),
-    "create repeated blindly": Plant(engine=((ScriptWire, "execute_command", _ask_twice),), seen_by=68),
+    "create repeated blindly": Plant(engine=((ScriptWire, "execute_command", _ask_twice),), seen_by=1),
     "limit not held": Plant(engine=((Registry, "limits_fleet", _unlimited),), seen_by=8),
     "bare key fired twice": Plant(
         {"  if not is_news(member, since, number, r) then return 'known' end": ""}, seen_by=7
@@ -165,8 +165,8 @@ PLANTS: Final[Mapping[str, Plant]] = {
     ),
     "value of another key": Plant(engine=((watch, "UNREAD", None),), seen_by=26),
     "starts without looking at its lease": Plant(engine=((Runs, "wait_for_lease", _at_once),), seen_by=6),
-    "the sweep trusts events": Plant(engine=((ShardSweep, "_mark", _forget),), seen_by=1),
-    "orphans are never found": Plant(engine=((ShardSweep, "_find_orphans", _none_found),), seen_by=22),
+    "the sweep trusts events": Plant(engine=((ShardSweep, "_mark", _forget),), seen_by=42),
+    "orphans are never found": Plant(engine=((ShardSweep, "_find_orphans", _none_found),), seen_by=18),
     "a gap is not swept": Plant(engine=((Sweeper, "sweep_everything", _forget),)),
     "a failed claim forgets its queue": Plant(engine=((Intake, "mark_after", _mark_unless_failed),)),
 }
