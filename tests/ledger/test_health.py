@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from tests.api.conftest import done
 from tests.api.harness import Api, running_api
-from tests.engine.fleet import Fleet
+from tests.engine.fleet import Calls, Fleet
 from tests.engine.own import OwnServer
 from tests.ledger.copies import in_ledger, read_only, say
 from tests.ledger.hurry import hurried
@@ -81,6 +81,17 @@ async def test_a_pod_tells_how_far_a_ledger_that_is_away_is_behind(api: Api, fle
 
         await eventually(behind, "the pod tells it and is ready")
     await all_is_well(api)
+
+
+async def test_a_pod_that_leads_no_shard_lacks_nothing(fleet: Fleet, database: Database) -> None:
+    pods = [await fleet.pod(Calls(), name=name, ledger=database) for name in ("a", "b")]
+
+    async def told() -> bool:
+        leading = [pod for pod in pods if list(pod.worker.peers.led([0]))]
+        shares = [pod.worker.health().ledger for pod in pods]
+        return len(leading) == 1 and [known.share for known in shares if known is not None] == [1, 1]
+
+    await eventually(told, "one pod leads the only shard, and no share is missing")
 
 
 async def test_a_pod_without_a_worker_tells_whether_it_can_use_the_ledger(

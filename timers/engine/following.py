@@ -135,9 +135,10 @@ class Following:
 
     @property
     def share(self) -> float:
-        """How much of the shards that this pod leads was restored and copied, 0 to 1: 1 unless they were lost."""
+        """How much of the shards that this pod leads was restored and copied, 0 to 1: 1 unless they were lost, also if
+        it leads none."""
         shares = [self._shares.get(shard, 1.0) for shard in self._peers.led(self._pod.shards)]
-        return sum(shares) / max(len(shares), 1)
+        return sum(shares) / len(shares) if shares else 1.0
 
     async def _reached(self, shard: int, stage: Stage) -> None:
         """A shard has reached a stage. Counts in the database now and then only; a count that fails, such as one that
