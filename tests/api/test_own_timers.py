@@ -9,10 +9,13 @@ from redis.asyncio import Redis
 
 from tests.api.harness import Api, running_api
 from tests.api.test_stream import listening, next_event
+from tests.members import declare
+from tests.store.acts import retrying
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.client import feed_of
 from timers.client.feed import Open
 from timers.client.fleet import Unserved
+from timers.core.durations import format_time
 from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
 from timers.engine.pod import Observer
@@ -110,6 +113,19 @@ async def test_pages_leave_them_out(api: Api) -> None:
         assert OWN in await page(path), path
     assert ">1 timer<" in await page("/ui/bulk?action=cancel&due_before=9h")
     assert ">1 timer<" in await page("/ui/bulk?action=cancel&prefix=timers.*")
+
+
+async def test_metrics_tell_how_long_their_calls_have_failed(api: Api) -> None:
+    await declare(api.store, OWN)
+    await api.client.act("purge", {"prefix": OWN})
+    await retrying(api.store, "fails", prefix=OWN, since=format_time(await api.store.now_ms() - 600_000))
+
+    async def told() -> bool:
+        text = await api.text("/metrics")
+        return re.search(rf'^timers_retrying_seconds{{prefix="{OWN}"}} 6\d\d\.', text, re.MULTILINE) is not None
+
+    await eventually(told, "the calls' age is told, and so the alert TimersRetrying rings")
+    assert await api.client.retrying() == []
 
 
 async def test_what_is_due_next_is_found_behind_many_of_them(api: Api) -> None:

@@ -171,6 +171,29 @@ async def test_they_are_grouped_by_error_with_the_first_of_them(store: Store) ->
     assert [ending.id for ending in await endings(store, PREFIX, Status.RETRYING, 5)][-1] == "1"
 
 
+async def test_one_that_has_failed_for_long_is_found_behind_many_prefixes_with_more(store: Store) -> None:
+    now_ms = await store.now_ms()
+    since = {name: format_time(now_ms - ago_ms) for name, ago_ms in (("old", 600_000), ("new", 1000))}
+    many = [f"many-{n:02}" for n in range(queries.RETRYING_SHOWN + 5)]
+    for prefix in many:
+        for name in ("1", "2"):
+            await retrying(store, name, prefix=prefix, since=since["new"])
+    await retrying(store, "x", prefix="one", since=since["old"])
+    found = await queries.retrying(store)
+    assert ("one", 1, now_ms - 600_000) in found
+    assert [number for _, number, _ in found[: queries.RETRYING_SHOWN]] == [2] * queries.RETRYING_SHOWN
+    assert list(await long_failing(store)) == ["one"]
+
+
+async def test_a_prefix_whose_last_one_is_tried_meanwhile_has_not_failed_since_1970(store: Store) -> None:
+    """Its number was read before the claim, and its first timer after that."""
+    redis: Any = store.connections.commands
+    await redis.zadd("timers:{0}:retrying", {PREFIX: 1})
+    found = await queries.retrying(store), await long_failing(store)
+    await redis.delete("timers:{0}:retrying")
+    assert found == ([], {})
+
+
 async def test_they_are_counted_over_all_shards(servers: SharedServers) -> None:
     async with open_store(servers, "redis", shards=4) as four:
         for n in range(8):

@@ -203,7 +203,7 @@ async def _db_figures(client: TimerClient, seconds: float) -> Figures | None:
                 found[await _label(client, prefix)].update(counted)
             posted_entries, posted_ms = await posted(client)
             failing_ms = dict[str, int]()
-            for prefix, _, ms in await client.retrying():
+            for prefix, _, ms in await client.retrying(own=True):
                 label = await _label(client, prefix)
                 failing_ms[label] = max(ms, failing_ms.get(label, 0))
             unserved = Counter([await _label(client, prefix) for prefix in fleet.unserved.prefixes])

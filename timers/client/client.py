@@ -450,9 +450,10 @@ class TimerClient(Timers):
         counts = await queries.counts(await self._open())
         return counts if own else {prefix: counted for prefix, counted in counts.items() if not is_own(prefix)}
 
-    async def retrying(self) -> Sequence[tuple[str, int, int]]:
-        """The prefixes with most retrying timers: how many, and for how many ms the first of them has failed."""
-        return await read_retrying(await self._open())
+    async def retrying(self, *, own: bool = False) -> Sequence[tuple[str, int, int]]:
+        """The prefixes with most retrying timers, then those of which one has failed longest: how many, and for how
+        many ms the first of them has failed; with `own` also the service's own."""
+        return await read_retrying(await self._open(), own=own)
 
     async def fleet(self) -> Fleet:
         """Who is alive, what was declared, and what is due."""

@@ -219,10 +219,11 @@ async def read_stats(store: Store, wanted: Filter = ALL, *, by_prefix: bool = Tr
     )
 
 
-async def read_retrying(store: Store, wanted: Filter = ALL) -> Sequence[tuple[str, int, int]]:
-    """The prefixes with most retrying timers: how many, and for how many ms one has failed. Raises Unavailable."""
-    now_ms = round(store.clock.now_ms())
-    return [(prefix, n, max(0, now_ms - ms)) for prefix, n, ms in await queries.retrying(store, wanted)]
+async def read_retrying(store: Store, wanted: Filter = ALL, *, own: bool = False) -> Sequence[tuple[str, int, int]]:
+    """The prefixes with most retrying timers, and those of which one has failed longest: how many, and for how many ms
+    one has failed. With `own` also the service's own. Raises Unavailable."""
+    found, now_ms = await queries.retrying(store, wanted, own=own), round(store.clock.now_ms())
+    return [(prefix, n, max(0, now_ms - ms)) for prefix, n, ms in found]
 
 
 async def read_prefixes(store: Store) -> list[PrefixView]:

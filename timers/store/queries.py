@@ -6,10 +6,11 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Container, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from timers.core.durations import format_time
-from timers.core.fields import OWN_PREFIXES
+from timers.core.fields import OWN_PREFIXES, is_own
 from timers.core.model import Status
 from timers.store import codec, keys, scripts
 from timers.store.cooperative import cooperatively
@@ -31,6 +32,9 @@ PROGRESS_BYTES: Final = 256 * 1024
 
 QUARANTINED_SHOWN: Final = 3
 RETRYING_SHOWN: Final = 20
+RETRYING_READ: Final = 1000
+"""Of so many prefixes the first retrying timer is looked for: where there are several shards, of fewer, because each is
+asked."""
 
 _OWN: Final = OWN_PREFIXES.encode()
 
@@ -145,28 +149,31 @@ async def _counted(store: Store, only: str | None = None) -> Sequence[Sequence[A
     return [(dict(zip(fields, values, strict=True)), [] if n is None else [(only.encode(), n)]) for values, n in some]
 
 
-async def retrying(store: Store, wanted: Filter = ALL) -> list[tuple[str, int, int]]:
-    """The prefixes with most retrying timers, of those that the filter covers: how many, and since when (ms) the first
-    of them has failed."""
+async def retrying(store: Store, wanted: Filter = ALL, *, own: bool = False) -> list[tuple[str, int, int]]:
+    """The prefixes with most retrying timers, and those of which one has failed longest, of those that the filter
+    covers and with `own` the service's own: how many, and since when (ms) the first of them has failed."""
     numbers = Counter[bytes]()
-    at_most = {"start": 0, "num": RETRYING_SHOWN + OWN_QUEUES} if wanted.is_of_all else {}
+    most = max(RETRYING_SHOWN, RETRYING_READ // store.shards)
+    at_most = {"start": 0, "num": most + OWN_QUEUES} if wanted.is_of_all else {}
 
     numbered = await store.of_shards(
         lambda asked, root: asked.zrevrangebyscore(f"{root}retrying", "+inf", "-inf", withscores=True, **at_most), []
     )
     for (of_shard,) in numbered:
-        numbers.update({p: int(n) for p, n in of_shard if is_time(n) and wanted.covers(keys.text(p))})
-    found = numbers.most_common(RETRYING_SHOWN)
+        known = [(keys.text(prefix), prefix, int(n)) for prefix, n in of_shard if is_time(n)]
+        numbers.update({raw: n for prefix, raw, n in known if (own and is_own(prefix)) or wanted.covers(prefix)})
+    found = numbers.most_common(most)
 
     names = [keys.text(prefix) for prefix, _ in found]
     firsts = await store.of_shards(
         lambda asked, root: [asked.zrange(f"{root}retrying:{name}", 0, 0, withscores=True) for name in names], []
     )
-    since = [
-        min((int(ms) for of_shard in firsts for _, ms in of_shard[place] if is_time(ms)), default=0)
-        for place in range(len(found))
-    ]
-    return [(name, n, ms) for name, (_, n), ms in zip(names, found, since, strict=True)]
+    failing: list[tuple[str, int, int]] = []
+    for place, (name, (_, n)) in enumerate(zip(names, found, strict=True)):
+        since = [int(ms) for of_shard in firsts for _, ms in of_shard[place] if is_time(ms)]
+        failing += [(name, n, min(since))] if since else []  # without one, the last of them is being tried by now
+    longest = sorted(failing, key=itemgetter(2))[:RETRYING_SHOWN]
+    return list(dict.fromkeys([*failing[:RETRYING_SHOWN], *longest]))
 
 
 async def running(store: Store, shards: Sequence[int]) -> list[str]:
@@ -287,7 +294,7 @@ async def groups(store: Store, prefix: str, status: Status) -> tuple[list[Group]
 
 async def long_failing(store: Store, *, for_ms: int = FAILING_MS) -> dict[str, str]:
     """For each prefix with a timer that has failed for this long and is tried again: how many do, since when, and the
-    commonest error. Only the prefixes with most. Raises Unavailable."""
+    commonest error. Only the prefixes with most, and those that have failed longest. Raises Unavailable."""
     until_ms = store.clock.now_ms() - for_ms
     by_prefix: dict[str, str] = {}
     for prefix, number, since_ms in await retrying(store):
