@@ -48,8 +48,8 @@ class Supervisor:
         self._services = services
         self._states = dict.fromkeys(services, "stopped")
         self._watched: list[asyncio.Task[None]] = []
-        self._said: dict[str, tuple[str, float]] = {}
-        """By name, for what reason a service waits and when the log was told."""
+        self._said: dict[str, dict[str, float]] = {}
+        """By name, for what reasons a service has waited lately and when the log was told."""
 
     @property
     def states(self) -> Mapping[str, str]:
@@ -117,13 +117,14 @@ class Supervisor:
         return f"restarting: {type(error).__name__}: {reason}"
 
     def _is_news(self, name: str, reason: str) -> bool:
-        """Whether the log is to say why a service waits."""
+        """Whether the log is to say why a service waits. In one outage several reasons may take turns."""
         now = asyncio.get_running_loop().time()
-        said, at = self._said.get(name, ("", now))
-        if said == reason and now - at < REMINDER_SECONDS:
-            return False
-        self._said[name] = reason, now
-        return True
+        said = self._said[name] = {
+            why: at for why, at in self._said.get(name, {}).items() if now - at < REMINDER_SECONDS
+        }
+        is_news = reason not in said
+        said.setdefault(reason, now)
+        return is_news
 
 
 class ThreadSupervisor(Supervisor):
