@@ -201,6 +201,7 @@ class Metrics(Observer, Collector):
         figures: Figures | None,
         health: PodHealth | None,
         *,
+        ready: bool,
         servers: Mapping[str, bool],
         losses: int,
         dropped: int,
@@ -208,13 +209,13 @@ class Metrics(Observer, Collector):
         inbox_seconds: float | None = None,
     ) -> bytes:
         """The exposition text. `figures` are the gauges that only Redis knows, None if it does not answer: those that
-        are missing are left out or NaN. `servers` says by address which can be read. `health` is None without a worker.
-        `dropped` counts since the process began. `ledger_up` is None without a ledger, `inbox_seconds` also while it
-        does not answer."""
+        are missing are left out or NaN. `ready` is what `/readyz` says, `servers` by address which can be read.
+        `health` is None without a worker. `dropped` counts since the process began. `ledger_up` is None without a
+        ledger, `inbox_seconds` also while it does not answer."""
         self._numbers["timers_events_dropped_total"][()], is_up = dropped, any(servers.values())
         single: dict[str, float | None] = {
             "timers_data_losses": losses,
-            "timers_ready": is_up or bool(ledger_up) if health is None else is_up and health.ready,
+            "timers_ready": ready,
             "timers_ledger_up": ledger_up,
             "timers_inbox_seconds": inbox_seconds,
         }

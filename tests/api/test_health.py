@@ -1,6 +1,7 @@
 """Probes, and the API while Redis is away."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,13 @@ from timers.api.operations import routes_of
 from timers.client.fleet import read_fleet
 from timers.embedded import EmbeddedServer
 from timers.metrics import Metrics
+from timers.store import moving
+from timers.store.identity import COPYING, MOVED
 from timers.store.scripts import FULL
 from timers.store.store import Store
+
+BOTH = pytest.mark.parametrize("works", [False, True], ids=["api", "api and worker"])
+NOT_READY = "\ntimers_ready 0.0\n"
 
 
 async def until_ready(api: Api) -> Reply:
@@ -75,11 +81,32 @@ async def test_a_draining_pod_is_alive_and_not_ready(api: Api) -> None:
     api.health.drain()
     reply = await api.call("GET", "/readyz")
     assert reply.problem(503, "not-ready")["problems"] == ["draining"]
+    assert NOT_READY in await api.text("/metrics")
     assert (await api.call("GET", "/healthz")).status == 200
     assert (await api.create()).status == 201
 
 
-@pytest.mark.parametrize("works", [False, True], ids=["api", "api and worker"])
+@BOTH
+async def test_metrics_say_as_the_probe_that_a_pod_of_a_moved_service_is_not_ready(tmp_path: Path, works: bool) -> None:
+    """Its Redis is there, and not what the alert is for."""
+    async with (
+        await start_server("redis", tmp_path) as server,
+        running_api(server.url, [done], works=works) as api,
+    ):
+        await until_ready(api)
+        assert (await api.create("before")).status == 201
+        for phase in (COPYING, MOVED):
+            await api.store.identity.move(phase, "move", "redis://there:1/0")
+            await moving.close(api.store, phase, "redis://there:1/0")
+            (await api.create()).problem(503, "moving")
+            (await api.call("GET", "/readyz")).problem(503, "not-ready")
+            told = await api.text("/metrics")
+            assert NOT_READY in told
+            assert re.search("^timers_redis_up.* 1.0$", told, re.MULTILINE)
+            assert "\ntimers_redis_full 0.0\n" in told
+
+
+@BOTH
 async def test_redis_away_refuses_with_503_and_back_again_serves_by_itself(tmp_path: Path, works: bool) -> None:
     server = await start_server("redis", tmp_path, "--appendfsync", "always")
     async with running_api(server.url, [done], works=works) as api:
@@ -102,6 +129,7 @@ async def test_redis_away_refuses_with_503_and_back_again_serves_by_itself(tmp_p
         unready = await api.call("GET", "/readyz")
         assert unready.problem(503, "not-ready")["ready"] is False
         assert unready.headers["Retry-After"] == "1"
+        assert NOT_READY in await api.text("/metrics")
         assert (await api.call("GET", "/healthz")).status == 200
 
         server = await start_server("redis", tmp_path)

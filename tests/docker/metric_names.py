@@ -10,7 +10,7 @@ from timers.metrics import Metrics
 
 def labels_of_samples() -> Mapping[str, frozenset[str]]:
     """The labels of each sample that `/metrics` can have."""
-    text = Metrics().render(None, None, servers={}, losses=0, dropped=0).decode()
+    text = Metrics().render(None, None, ready=True, servers={}, losses=0, dropped=0).decode()
     found = dict[str, frozenset[str]]()
     for name, kind in kinds(text).items():
         parts = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}.get(kind, ("",))

@@ -2,12 +2,11 @@
 
 import pytest
 
-from timers.engine.worker import PodHealth
 from timers.metrics import RUN_SECONDS, Metrics
 
 
 def rendered(metrics: Metrics) -> dict[str, float]:
-    text = metrics.render(None, None, servers={}, losses=0, dropped=0).decode()
+    text = metrics.render(None, None, ready=True, servers={}, losses=0, dropped=0).decode()
     lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, _, value in lines}
 
@@ -43,14 +42,5 @@ def test_each_label_has_its_own_number_and_what_has_no_label_begins_at_0() -> No
 
 def test_dropped_changes_are_those_since_the_process_began() -> None:
     metrics = Metrics()
-    metrics.render(None, None, servers={}, losses=0, dropped=3)
-    assert b"timers_events_dropped_total 5.0" in metrics.render(None, None, servers={}, losses=0, dropped=5)
-
-
-def test_a_pod_that_reaches_no_server_is_not_ready() -> None:
-    """Its services notice later."""
-    health = PodHealth(True, "ok", 0.0, {}, running=0, abandoned=0, problems=())
-    text = Metrics().render(None, health, servers={"a": False, "b": False}, losses=0, dropped=0)
-    assert b"\ntimers_ready 0.0\n" in text
-    text = Metrics().render(None, health, servers={"a": False, "b": True}, losses=0, dropped=0)
-    assert b"\ntimers_ready 1.0\n" in text
+    metrics.render(None, None, ready=True, servers={}, losses=0, dropped=3)
+    assert b"timers_events_dropped_total 5.0" in metrics.render(None, None, ready=True, servers={}, losses=0, dropped=5)

@@ -19,7 +19,7 @@ from timers.doctor.checks import any_full, away_from, partly_away
 from timers.doctor.examining import unacknowledged
 from timers.engine.pod import UNDECLARED
 from timers.engine.worker import PodHealth, Worker
-from timers.errors import LedgerUnavailable, Unavailable
+from timers.errors import LedgerUnavailable, Moving, Unavailable
 from timers.logs import get_logger
 from timers.metrics import CONTENT_TYPE, Figures, Metrics
 from timers.store.cooperative import CachedRead, cooperatively
@@ -83,38 +83,50 @@ class HealthRoutes:
         asked = _within(self._answer_seconds, self._asked)
         (trouble, is_full, unserved), _ = await asyncio.gather(self._seen.get(), asked)
         visible = visible_to(request)
-        # A pod that also works has to be unready while Redis is away, although the ledger takes new timers.
-        takes_creates = self._worker is None and self._ledger is not None and self._ledger.trouble is None
+        bare, takes_creates = visible is not None, self._takes_creates
         redis: RedisState = "away" if trouble else "full" if is_full else "partly away" if self._partly else "ok"
         state: dict[str, Any] = {"redis": trouble if trouble and not takes_creates else redis}
-        problems, waits, health = [trouble] if trouble and not takes_creates else [], list[str](), None
-        if (moving := self._store.identity.moving) is not None:
-            said = str(moving.error)
-            problems.append(said.partition(f" to {moving.place}")[0] if visible is not None else said)
+        waits, health = list[str](), None
         if self._worker is not None:
             health = self._worker.health()
             services, waits = health.services, [*health.warnings]
-            # The reason for a restart may contain any name.
-            bare = visible is not None
-            problems += (": ".join(said.split(": ")[:2]) if bare else said for said in health.problems)
             state |= {
                 "notifications": health.notifications,
                 "services": {name: said.partition(":")[0] if bare else said for name, said in services.items()},
                 "running": health.running,
                 "queues_waiting": health.queues_waiting,
             }
-        problems = list(dict.fromkeys([*problems, *(["draining"] if self._draining else [])]))
+        problems = list(dict.fromkeys(self._problems(trouble, health, anonymous=bare)))
         if trouble and takes_creates:
             waits.append(f"{trouble}; only new timers are taken, for the ledger")
         if self._partly:
-            waits.append(self._partly.partition(":")[0] if visible is not None else self._partly)
-        waits += self._ledger_warnings(health, anonymous=visible is not None)
+            waits.append(self._partly.partition(":")[0] if bare else self._partly)
+        waits += self._ledger_warnings(health, anonymous=bare)
         full = [FULL] if is_full else []
         warnings = [*full, *unacknowledged(self._store), *unserved.warnings(visible), *waits]
         state = {"ready": not problems, **state, "warnings": warnings, "problems": problems}
         if problems:
             return problem(HTTP_PROBLEMS[503], "; ".join(problems), **state)
         return answer(state)
+
+    @property
+    def _takes_creates(self) -> bool:
+        """Whether new timers are taken without Redis. A pod that also works has to be unready while Redis is away,
+        although the ledger takes new timers."""
+        return self._worker is None and self._ledger is not None and self._ledger.trouble is None
+
+    def _problems(self, trouble: str, health: PodHealth | None, *, anonymous: bool = False) -> Iterator[str]:
+        """Why this pod is not ready. `trouble` is Redis's."""
+        if trouble and not self._takes_creates:
+            yield trouble
+        if (moving := self._store.identity.moving) is not None:
+            said = str(moving.error)
+            yield said.partition(f" to {moving.place}")[0] if anonymous else said
+        for said in () if health is None else health.problems:
+            # The reason for a restart may contain any name.
+            yield ": ".join(said.split(": ")[:2]) if anonymous else said
+        if self._draining:
+            yield "draining"
 
     async def _ask_ledger(self) -> bool:
         if self._ledger is not None:
@@ -167,13 +179,14 @@ class HealthRoutes:
         losses, dropped = len(self._client.losses), self._client.events_dropped
         seconds, nodes = self._answer_seconds, self._connections.nodes
         waited = _within(seconds, self._inbox)
-        figures, inbox_seconds, away, (_, is_full, _) = await asyncio.gather(
+        figures, inbox_seconds, away, (trouble, is_full, _) = await asyncio.gather(
             _db_figures(self._client, seconds), waited, away_from(self._connections, seconds), self._seen.get()
         )
         has_all = figures is not None
         text = self._metrics.render(
-            figures and {**figures, "timers_redis_full": {(): is_full}},
+            None if figures is None else {**figures, "timers_redis_full": {(): is_full}},
             health,
+            ready=not any(self._problems(trouble, health)),
             servers={each.address: has_all or (len(nodes) > 1 and each.address not in away) for each in nodes},
             losses=losses,
             dropped=dropped,
@@ -194,7 +207,7 @@ async def _within(seconds: float, told: CachedRead[T] | None) -> T | None:
 
 async def _db_figures(client: TimerClient, seconds: float) -> Figures | None:
     """The gauges of what Redis tells, by declared prefix. None while Redis is down or frozen, which is when people look
-    at a pod most."""
+    at a pod most; none of them where the service has left."""
     found = defaultdict[str, Counter[Status]](Counter)
     try:
         async with asyncio.timeout(seconds):
@@ -207,6 +220,8 @@ async def _db_figures(client: TimerClient, seconds: float) -> Figures | None:
                 label = await _label(client, prefix)
                 failing_ms[label] = max(ms, failing_ms.get(label, 0))
             unserved = Counter([await _label(client, prefix) for prefix in fleet.unserved.prefixes])
+    except Moving:
+        return {}
     except (Unavailable, TimeoutError):
         return None
     numbers = [(prefix, status, n) for prefix, counted in found.items() for status, n in counted.items()]

@@ -245,6 +245,6 @@ async def _wait(for_ledger: Callable[[], bool], request: web.Request) -> web.Res
             return problem(HTTP_PROBLEMS[503], reason, ready=False, redis=redis, warnings=[], problems=[reason])
         case "/metrics":
             servers = {"": for_ledger()}
-            text = Metrics().render({"timers_ready": {(): 0.0}}, None, servers=servers, losses=0, dropped=0)
+            text = Metrics().render(None, None, ready=False, servers=servers, losses=0, dropped=0)
             return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
     raise LedgerUnavailable(f"{reason}; nothing was done") if for_ledger() else Unavailable(reason, nothing_done=True)
