@@ -514,6 +514,24 @@ def test_attempts_that_take_long_hide_no_failing(tmp_path: Path) -> None:
     )
 
 
+@NEEDS_PROMTOOL
+def test_a_deploy_that_drains_one_pod_after_the_other_is_no_trouble(tmp_path: Path) -> None:
+    """Each of 30 pods drains for half a minute, and is replaced."""
+    pods = [f'job="a",instance="{number}"' for number in range(30)]
+    ready = [f"1x{number * 3} 0 0 0 stale" for number in range(30)]
+    fine = [f"1x{number * 3 + 3} stale" for number in range(30)]
+    series = [
+        {"series": f"{name}{{{pod}}}", "values": told}
+        for name, values in (("timers_ready", ready), ("timers_redis_up", fine), ("timers_notifications_ok", fine))
+        for pod, told in zip(pods, values, strict=True)
+    ]
+    never = {
+        "expr": 'count_over_time(ALERTS{alertname="TimersNotReady", alertstate="firing"}[20m])',
+        "eval_time": "20m",
+    }
+    judge(tmp_path, {"interval": "10s", "input_series": series, "promql_expr_test": [{**never, "exp_samples": []}]})
+
+
 def replay(
     folder: Path, gauges: set[str], scrapes: Sequence[Samples], expected: Mapping[str, set[str]], ignored: Iterable[str]
 ) -> None:
