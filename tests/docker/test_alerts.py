@@ -25,6 +25,7 @@ from tests.docker.test_compose import NEEDS_PROMTOOL, used_names
 from tests.doctor.setups import post_long_ago
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.ledger.hurry import hurried
+from tests.ledger.test_health import away
 from tests.members import declare, sign_off
 from tests.rights import as_user, grant
 from tests.servers import ServerHandle, start_server
@@ -361,6 +362,18 @@ async def outbox(stage: Stage) -> AsyncIterator[None]:
     await stage.tells("timers_outbox_entries 0.0")
 
 
+async def ledger_down(stage: Stage) -> AsyncIterator[None]:
+    """The pod cannot connect to the database, and nobody changes a timer."""
+    client = await stage.start(ledger=await stage.new_ledger())
+    await stage.tells("timers_ledger_lag_seconds 0.0")
+    yield
+    with away(client.ledger):
+        await stage.tells("timers_ledger_up 0.0")
+        yield
+    await stage.tells("timers_ledger_up 1.0")
+    await stage.tells("timers_ledger_lag_seconds 0.0")
+
+
 async def ledger_behind(stage: Stage) -> AsyncIterator[None]:
     """The ledger's table is away while a timer is armed."""
     await stage.start(ledger=await stage.new_ledger())
@@ -435,6 +448,7 @@ TROUBLES: Final[Mapping[str, Callable[[Stage], AsyncIterator[None]]]] = {
     "TimersLoopBlocked": loop_blocked,
     "TimersAbandoned": abandoned,
     "TimersOutbox": outbox,
+    "TimersLedgerDown": ledger_down,
     "TimersLedgerBehind": ledger_behind,
     "TimersInboxBehind": inbox_behind,
     "TimersInboxRefused": inbox_refused,
@@ -446,6 +460,7 @@ What a counter grows by between two scrapes in the trouble it goes on to grow by
 ALSO: Final[Mapping[str, set[str]]] = {
     "TimersKept": {"TimersUnhandled"},
     "TimersOutbox": {"TimersNoWorker", "TimersUncovered"},
+    "TimersLedgerBehind": {"TimersLedgerDown"},
     "TimersInboxBehind": {"TimersNoWorker", "TimersUncovered"},
 }
 """What else rings then."""
