@@ -83,6 +83,19 @@ async def test_a_pod_tells_how_far_a_ledger_that_is_away_is_behind(api: Api, fle
     await all_is_well(api)
 
 
+async def test_the_overview_says_that_the_ledger_is_away(fleet: Fleet, database: Database, ledger_url: str) -> None:
+    assert database.dialect
+    async with running_api(fleet.url, [done], ledger=ledger_url) as api:
+
+        async def said() -> bool:
+            async with api.session.get(api.server.url, headers={"Accept": "text/html"}) as shown:
+                return "What has to be in the ledger is refused, such as new timers" in await shown.text()
+
+        assert not await said()
+        with away(api.client.ledger):
+            await eventually(said, "the page says it though nobody asks the pod for anything")
+
+
 async def test_a_pod_that_leads_no_shard_lacks_nothing(fleet: Fleet, database: Database) -> None:
     pods = [await fleet.pod(Calls(), name=name, ledger=database) for name in ("a", "b")]
 

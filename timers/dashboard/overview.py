@@ -1,7 +1,9 @@
 """Owns the first page: whether all is well, what was fired, and what is due next."""
 
+import asyncio
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
@@ -21,7 +23,7 @@ from timers.core.model import Status
 from timers.dashboard.render import Chart, bars, clock_of, lines
 from timers.dashboard.site import Pages
 from timers.doctor.checks import any_full
-from timers.errors import Moving
+from timers.errors import LedgerUnavailable, Moving
 from timers.store import alarms, keys, queries
 from timers.store.cooperative import CachedRead
 from timers.store.filters import Filter, Visible
@@ -37,6 +39,9 @@ STATS_SECONDS: Final = 1.5
 LOAD_SECONDS: Final = 20.0
 LOAD_PATIENCE_SECONDS: Final = 0.02
 """How long a page waits for the first count of the coming load. In a large db the next look shows it."""
+
+LEDGER_PATIENCE_SECONDS: Final = 0.6
+"""How long a page waits for the ledger to answer."""
 
 SCOPES: Final = 16
 """For how many different sets of prefixes, of API keys, the coming load is kept."""
@@ -68,7 +73,8 @@ class Trouble(NamedTuple):
 class Seen(NamedTuple):
     """What tells whether all is well, and what was fired. `paused` are paused prefixes with due timers, `failing` says
     why timers of a prefix fail and are tried again, and `calls` does so for the service's own: calls of hooks, messages
-    of alarms. `moving` is set while the service is moved, and where it has left."""
+    of alarms. `moving` is set while the service is moved, and where it has left; `ledger` says why this pod cannot use
+    its ledger."""
 
     stats: Stats
     moving: Move | None
@@ -79,6 +85,7 @@ class Seen(NamedTuple):
     fired: Mapping[str, Ring]
     failed: Mapping[str, Ring]
     ringing: Sequence[alarms.Alarm]
+    ledger: str | None = None
 
 
 FINE: Final = "All is well."
@@ -112,6 +119,9 @@ def _bad(seen: Seen, visible: Visible | None) -> Iterator[Trouble]:
         yield Trouble("bad", f"Nothing is armed or started here: {why}.", *server)
     if seen.is_full:
         yield Trouble("bad", f"{FULL}.", *server)
+    if seen.ledger is not None:
+        why = seen.ledger if visible is None else seen.ledger.partition(":")[0]
+        yield Trouble("bad", f"What has to be in the ledger is refused, such as new timers: {why}.", *server)
     for prefix, said in {prefix: said for pod in stats.pods for prefix, said in pod.lacks.items()}.items():
         if visible is None or visible(prefix):
             yield Trouble("bad", f"Timers of {prefix!r} cannot run: {said}.", *_page_of(prefix))
@@ -151,6 +161,7 @@ class OverviewPage(Pages):
     def __init__(self, store: Store, client: TimerClient, auth: Auth) -> None:
         super().__init__(store, client, auth)
         self._whole = CachedRead(self._read, STATS_SECONDS)
+        self._asked = CachedRead(self._ask_ledger, STATS_SECONDS)
         self._load = lru_cache(SCOPES)(lambda prefixes: CachedRead(lambda: self._loaded(prefixes), LOAD_SECONDS))
 
     @call("getDashboard")
@@ -205,7 +216,18 @@ class OverviewPage(Pages):
         return seen._replace(stats=stats, failing=failing, fired={}, failed={}, ringing=[])
 
     async def _read(self) -> Seen:
-        return await read_seen(self._store, await read_stats(self._store, by_prefix=False))
+        seen = await read_seen(self._store, await read_stats(self._store, by_prefix=False))
+        with suppress(TimeoutError):  # which is told once it has lasted
+            async with asyncio.timeout(LEDGER_PATIENCE_SECONDS):
+                await self._asked.get()
+        return seen._replace(ledger=None if self._client.ledger is None else self._client.ledger.trouble)
+
+    async def _ask_ledger(self) -> bool:
+        """A pod without a worker may not have asked it for long."""
+        if self._client.ledger is not None:
+            with suppress(LedgerUnavailable):
+                await self._client.ledger.ping()
+        return True
 
     async def _loaded(self, prefixes: tuple[str, ...]) -> tuple[Sequence[int], bool]:
         visible = ApiKey("", prefixes, frozenset()).sees
