@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError, ResponseError  # noqa: A004 (redis
 from tests.chaos.proxy import Proxy
 from tests.conftest import SharedServers
 from tests.servers import Kind, free_port
-from tests.store.acts import arming
+from tests.store.acts import arming, put
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.errors import Unavailable
 from timers.store.servers import connect
@@ -84,6 +84,26 @@ async def test_a_server_that_does_not_let_in_fails_all_who_wait(redis: Redis, co
     finally:
         await redis.config_set("maxclients", 10_000)
     assert await echoed(connection, "d") == "d"
+
+
+@pytest.mark.parametrize(
+    ("timers", "payload"), [(1, ""), (2, ""), (1, "p" * 20_000)], ids=["short", "many words", "a long word"]
+)
+async def test_a_server_that_came_to_want_a_password_is_away_and_has_done_nothing(
+    real: Store, redis: Redis, connection: ScriptConnection, timers: int, payload: str
+) -> None:
+    """It refuses commands of more than ten words, or with a word of more than 16 KiB, before it reads them, and in
+    other words."""
+    await put(real, "before")
+    await redis.config_set("requirepass", "secret")  # who is connected already goes on
+    try:
+        await connection.aclose()
+        with pytest.raises(Unavailable, match=r"Redis is not available: Authentication required\.") as refused:
+            await real.arm([arming(str(n), spec={"payload": payload}) for n in range(timers)])
+        assert refused.value.nothing_done
+    finally:
+        await redis.config_set("requirepass", "")
+    assert (await put(real, "0")).code == "created"
 
 
 async def test_an_attempt_that_all_have_given_up_fails_without_a_word() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from redis.asyncio import Redis
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
     ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
@@ -38,6 +39,12 @@ FULL: Final = "Redis is full (maxmemory) and takes no new timers until it has ro
 
 PASSING_TROUBLES: Final = ("BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY")
 """Error codes of a server that cannot do it now; the same command may succeed later."""
+
+_NOBODY: Final = "Protocol error: unauthenticated "
+"""How a server that wants a password refuses a long command of who has given none, before reading it; else `NOAUTH`."""
+
+_REFUSALS: Final = (AuthenticationError, BusyLoadingError, NotSent, ReadOnlyError)
+"""Where Redis is away for a caller, and has done nothing of the call for certain."""
 
 
 _DENIED: Final = re.compile(r"RIGHTS (\S+ \S+)|(?:ERR )?The user executing the script|NOPERM|ACL failure")
@@ -140,12 +147,14 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
     if isinstance(error, OutOfMemoryError):
         return Full(FULL, nothing_done=alone)
     if isinstance(error, ConnectionError | TimeoutError | BusyLoadingError | ReadOnlyError | OSError):
-        refused = alone and isinstance(error, BusyLoadingError | ReadOnlyError | NotSent)
+        refused = alone and isinstance(error, _REFUSALS)
         said = str(error) or "it did not answer in time"
         return Unavailable(f"Redis is not available: {said}", nothing_done=refused)
     if isinstance(error, MovedError):  # over connections to a cluster it never comes so far
         return ConfigurationError(ONE_NODE)
     if isinstance(error, ResponseError):
+        if str(error).startswith(_NOBODY):
+            return Unavailable("Redis is not available: Authentication required.", nothing_done=alone)
         if isinstance(error, AskError | ClusterDownError | TryAgainError) or str(error).startswith(PASSING_TROUBLES):
             said = SLOT_MOVES.format(error.slot_id) if isinstance(error, AskError) else str(error).rstrip(".")
             return Unavailable(f"Redis cannot do this now: {said}", nothing_done=alone)
