@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import pytest
+from redis.exceptions import ResponseError
 
 from tests.engine.fleet import options_of, until
 from tests.engine.judging import judging
 from tests.waiting import DEADLINE_SECONDS
 from timers.engine.canary import Canary
 from timers.engine.pod import Pod
-from timers.errors import Unavailable
+from timers.errors import RedisRights, Unavailable
 from timers.processor import Registry
 from timers.store.keys import canary_key
 from timers.store.servers import connect
@@ -251,3 +252,15 @@ async def test_without_redis_it_ends_and_its_last_judgement_stays() -> None:
     with pytest.raises(Unavailable):
         await rig.canaries.run()
     assert rig.canary.delivery == "ok"
+
+
+async def test_a_right_that_it_lacks_is_named_in_the_same_words_each_time() -> None:
+    """A service that waits says so once for each reason."""
+    rig = _Rig()
+    for number in (1, 2):
+        rig.trouble = ResponseError(f"RIGHTS SET timers:canary:pod-1:{number}*")
+        with pytest.raises(RedisRights) as refused:
+            await rig.canary.judge()
+        said = "may not SET timers:canary:*: its ACL needs +set and ~timers:*"
+        assert str(refused.value).endswith(said)
+        assert rig.store.refusals.lacks["timers"].endswith(said)

@@ -11,6 +11,7 @@ from timers.bare.keys import Heard
 from timers.core.shapes import Delivery
 from timers.engine.pod import Pod
 from timers.engine.supervisor import repeat
+from timers.errors import RedisRights
 from timers.store import keys, notifications
 from timers.store.cooperative import set_within
 from timers.store.membership import DELIVERY_STATES
@@ -97,7 +98,7 @@ class Canary:
         connections = self._pod.store.connections
         name = self._name = notifications.canary_on(connections, self.part, f"{self._pod.name}:{self._round}")
         redis = connections.commands
-        key = await notifications.set_canary(redis, name, LIFE_MS)
+        key = await self._set(name)
         # Redis expires keys strictly after the deadline, so a touch may come a moment too soon.
         await asyncio.sleep((LIFE_MS + 2) / 1000)
         touched = time.monotonic()
@@ -115,6 +116,16 @@ class Canary:
             return
         self.lag_seconds = time.monotonic() - touched
         self.delivery = "late" if self.lag_seconds > LATE_SECONDS else "ok"
+
+    async def _set(self, name: str) -> str:
+        store = self._pod.store
+        try:
+            return await notifications.set_canary(store.connections.commands, name, LIFE_MS)
+        except RedisRights as error:
+            if error.command is None:
+                raise
+            # Without the round, so that the log tells it once.
+            raise store.refusals.denied(f"{error.command.split()[0]} {keys.canary_key('*')}") from error
 
 
 class Canaries:
