@@ -106,6 +106,16 @@ async def test_a_server_that_came_to_want_a_password_is_away_and_has_done_nothin
     assert (await put(real, "0")).code == "created"
 
 
+async def test_a_server_that_has_no_such_db_is_away(servers: SharedServers) -> None:
+    """It may have been started with fewer. A pod gives up nothing that it has to write, and waits."""
+    async with Proxy((await servers.of("redis")).url) as proxy:  # over TCP, redis-py says it as the server does
+        connections = connect(f"{proxy.url.partition('?')[0]}?db=99")
+        with pytest.raises(Unavailable, match="Redis is not available: DB index is out of range") as refused:
+            await Store(connections).touch(0)
+        assert refused.value.nothing_done
+        await connections.close()
+
+
 async def test_an_attempt_that_all_have_given_up_fails_without_a_word() -> None:
     """Whoever is cancelled while the connection opens, as a request is whose client has gone, no longer asks."""
     complaints: list[str] = []

@@ -43,6 +43,9 @@ PASSING_TROUBLES: Final = ("BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLIC
 _NOBODY: Final = "Protocol error: unauthenticated "
 """How a server that wants a password refuses a long command of who has given none, before reading it; else `NOAUTH`."""
 
+_NO_DB: Final = "DB index is out of range"
+"""How a server refuses a connection to a db that it does not have, perhaps since it was started with fewer."""
+
 _REFUSALS: Final = (AuthenticationError, BusyLoadingError, NotSent, ReadOnlyError)
 """Where Redis is away for a caller, and has done nothing of the call for certain."""
 
@@ -153,8 +156,9 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
     if isinstance(error, MovedError):  # over connections to a cluster it never comes so far
         return ConfigurationError(ONE_NODE)
     if isinstance(error, ResponseError):
-        if str(error).startswith(_NOBODY):
-            return Unavailable("Redis is not available: Authentication required.", nothing_done=alone)
+        if str(error).startswith((_NOBODY, _NO_DB)):
+            said = "Authentication required." if str(error).startswith(_NOBODY) else str(error)
+            return Unavailable(f"Redis is not available: {said}", nothing_done=alone)
         if isinstance(error, AskError | ClusterDownError | TryAgainError) or str(error).startswith(PASSING_TROUBLES):
             said = SLOT_MOVES.format(error.slot_id) if isinstance(error, AskError) else str(error).rstrip(".")
             return Unavailable(f"Redis cannot do this now: {said}", nothing_done=alone)
