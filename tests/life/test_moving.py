@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from structlog.testing import capture_logs
 
 from tests.conftest import SharedServers
 from tests.engine.fleet import Calls, Fleet, Held, Pod, until
@@ -189,7 +190,9 @@ async def test_who_runs_may_end_until_the_copy_begins(fleet: Fleet, target: Flee
     assert (fleet.store.identity.moving, target.store.identity.moving) == (None, None)
     await fleet.client.create("note", "goes-on", delay="1h")
     await close(fleet, COPYING)
-    held.release.set()  # too late: the run is fenced off, because its timer runs in the new place
+    with capture_logs() as logs:
+        held.release.set()  # too late: the run is fenced off, because its timer runs in the new place
+        await until(lambda: any(line["event"] == "late result refused" for line in logs), "its end is refused")
     await abort(fleet.store)
     timer = await fleet.client.get("held", "one")
     assert timer.status is Status.RUNNING
