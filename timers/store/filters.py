@@ -16,11 +16,13 @@ from timers.errors import InvalidInput
 Visible = Callable[[str], bool]
 """Whether a prefix may be seen."""
 
+_STATUSES: Final = frozenset(map(str, Status))
+
 
 def _checked_statuses(value: object) -> tuple[Status, ...]:
     names = [name for given in _listed(value) for name in (given.split(",") if isinstance(given, str) else [given])]
-    if names and all(isinstance(name, str) and name in list(Status) for name in names):
-        return tuple(dict.fromkeys(map(Status, names)))
+    if names and all(isinstance(name, str) and name in _STATUSES for name in names):
+        return tuple(map(Status, dict.fromkeys(names)))
     raise InvalidInput.of("", value, f"one or more of {', '.join(Status)}")
 
 
