@@ -112,8 +112,8 @@ def processor(
     the starts over all pods. `lifespan` is called once per pod and returns an async context manager, which is entered
     before the first run and left after the last one; what it yields is `context.state` of every run. Processors that
     are given the same function share it. Raises InvalidInput for a bad prefix, retry policy, timeout or limit, and for
-    a function that cannot be called with a timer and a context. The function is not registered anywhere: a registry
-    finds it in its module (`TIMERS_PROCESSORS`) or through an entry point in the group `timers.processors`.
+    a function that yields or cannot be called with a timer and a context. The function is not registered anywhere: a
+    registry finds it in its module (`TIMERS_PROCESSORS`) or through an entry point in the group `timers.processors`.
     """
     policy = _policy(retry)
     timeout_ms = None if timeout is None else parse_ms(timeout, "timeout", minimum=1)
@@ -140,6 +140,9 @@ def _check_function(function: object) -> None:
         raise InvalidInput([FieldError("function", function.origin, accepted)])
     if not callable(function):
         raise InvalidInput.of("function", function, "a function that takes (timer, context)")
+    if any(map(_yields, (function, type(function).__call__))):
+        accepted = "a function that returns its result; calling one that yields runs nothing"
+        raise InvalidInput([FieldError("function", _origin(function), accepted)])
     try:
         signature = inspect.signature(function)
     except ValueError:  # a function written in C may have no signature
@@ -149,6 +152,11 @@ def _check_function(function: object) -> None:
     except TypeError as error:
         accepted = f"a function that takes (timer, context): {error}"
         raise InvalidInput([FieldError("function", f"{_origin(function)}{signature}", accepted)]) from None
+
+
+def _yields(function: object) -> bool:
+    """Whether calling it makes a generator of either kind."""
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _origin(function: Callable[..., object]) -> str:

@@ -1,6 +1,6 @@
 """Processors: the decorator, limits, and who serves a prefix."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -30,6 +30,21 @@ class Takes:
 
     async def __call__(self, timer: Timer, context: Context) -> None:
         pass
+
+
+async def yields_async(timer: Timer, context: Context) -> AsyncIterator[None]:
+    yield
+
+
+def yields(timer: Timer, context: Context) -> Iterator[None]:
+    yield
+
+
+class Yields:
+    """A callable object whose call makes a generator."""
+
+    async def __call__(self, timer: Timer, context: Context) -> AsyncIterator[None]:
+        yield
 
 
 class TestDecorator:
@@ -79,6 +94,12 @@ class TestDecorator:
             InvalidInput, match=r"serve is not accepted; expected a function that is not already the processor of 'a'"
         ):
             processor("b")(serving("a"))
+
+    @pytest.mark.parametrize("function", [yields_async, yields, partial(yields_async), Yields()])
+    def test_refuses_a_function_that_yields(self, function: Callable[..., Any]) -> None:
+        """Calling it runs nothing, so every run would fail."""
+        with pytest.raises(InvalidInput, match=r"^function: .* is not accepted; expected a function that returns its"):
+            processor("a")(function)
 
     @pytest.mark.parametrize(
         "function",
