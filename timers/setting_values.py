@@ -36,6 +36,7 @@ PLACES_RULE: Final = "networks (10.0.0.0/8), host names or *.suffix, comma-separ
 HOOKS_LIMIT: Final = 100
 """Limited because each change of a timer is compared with each hook."""
 
+_BYTE_ORDER_MARK: Final = "\ufeff"
 _HOST: Final = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
@@ -240,10 +241,12 @@ def with_secrets(
 
 def _text_in(name: str, path: str) -> str:
     try:
-        text = Path(path).read_text().rstrip("\r\n")
+        text = Path(path).read_text("utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigurationError(f"{name}: {path!r} cannot be read: {reason}") from None
+    if text.startswith(_BYTE_ORDER_MARK):
+        raise ConfigurationError(f"{name}: {path!r} begins with a byte order mark; save it as UTF-8 without one")
     if not text:
         raise ConfigurationError(f"{name}: {path!r} is empty")
     return text

@@ -116,10 +116,12 @@ def test_a_secret_file_that_cannot_be_used_is_one_clear_line(tmp_path: Path) -> 
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "binary").write_bytes(b"\xff")
     (tmp_path / "wrong").write_text("hidden-words\n")
+    (tmp_path / "marked").write_bytes(f"\ufeff{SECRETS['TIMERS_API_KEYS']}\r\n".encode())
     said = {
         "nowhere": "cannot be read: No such file or directory",
         "binary": "cannot be read: it is not text",
         "empty": "is empty",
+        "marked": "begins with a byte order mark; save it as UTF-8 without one",
     }
     for name, reason in said.items():
         told = refused_in(NO_FILE, {"TIMERS_API_KEYS_FILE": str(tmp_path / name)})
