@@ -276,6 +276,8 @@ class Settings(BaseModel):
             raise InvalidInput.of("durability", self.durability, rule)
         if self.smtp_url is not None and self.mail_from is None:
             raise InvalidInput.of("mail_from", None, "an address, because TIMERS_SMTP_URL is set")
+        if "api" in self.roles and self.probe_port == self.http_port != 0:
+            raise InvalidInput.of("probe_port", self.probe_port, "another port than TIMERS_HTTP_PORT, or 0")
         self._share_no_secrets()
         guarded = self.api_keys or self.signing_secrets or self.insecure or _is_loopback(self.http_host)
         if "api" in self.roles and not guarded:

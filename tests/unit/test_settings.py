@@ -239,6 +239,14 @@ def test_redis_urls_that_are_refused(url: str) -> None:
     assert "sword" not in line
 
 
+def test_the_probe_port_is_none_of_the_apis() -> None:
+    rule = "expected another port than TIMERS_HTTP_PORT, or 0"
+    assert refusal(HTTP_PORT="81", PROBE_PORT="81") == f"TIMERS_PROBE_PORT: 81 is not accepted; {rule}"
+    assert refusal(PROBE_PORT="8080").startswith("TIMERS_PROBE_PORT: 8080 ")
+    assert load(HTTP_PORT="0", PROBE_PORT="0").probe_port == 0
+    assert load(HTTP_PORT="81", PROBE_PORT="81", ROLES="worker").probe_port == 81
+
+
 @pytest.mark.parametrize(
     "url",
     [
