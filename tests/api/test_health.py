@@ -60,6 +60,27 @@ async def test_a_working_pod_reports_the_state_of_its_parts(server: EmbeddedServ
         assert body["running"] == 0
 
 
+async def test_a_pod_that_may_not_subscribe_any_more_hears_nothing(tmp_path: Path) -> None:
+    """Its canary has not noticed yet."""
+    async with (
+        await start_server("redis", tmp_path) as server,
+        running_api(server.url, [done], works=True, options={"canary_every_seconds": 3600}) as api,
+        Redis.from_url(server.url) as redis,
+    ):
+        assert (await until_ready(api)).body["notifications"] == "ok"
+        await redis.acl_setuser("default", enabled=True, commands=["-subscribe"])
+        await redis.client_kill_filter(_type="pubsub")
+
+        async def look() -> Reply | None:
+            reply = await api.call("GET", "/readyz")
+            return reply if reply.status == 503 and "no subscription" in reply.body["detail"] else None
+
+        assert (await eventually(look, "the pod has lost its subscription")).body["notifications"] == "deaf"
+        assert "\ntimers_notifications_ok 0.0\n" in await api.text("/metrics")
+        await redis.acl_setuser("default", enabled=True, commands=["+subscribe"])
+        assert (await until_ready(api)).body["notifications"] == "ok"
+
+
 async def test_at_maxmemory_the_pod_was_not_ready_just_when_cancels_were_needed(tmp_path: Path) -> None:
     server = await start_server("redis", tmp_path)
     async with running_api(server.url, [done], works=True) as api, Redis.from_url(server.url) as redis:

@@ -279,7 +279,8 @@ class Worker:
         waiting, wait_seconds = self.intake.waiting()
         return PodHealth(
             ready=not problems,
-            notifications=self._canaries.delivery,
+            # Canaries judge only now and then. A pod that drains listens no more, and misses nothing.
+            notifications="deaf" if unheard and not self._draining else self._canaries.delivery,
             lag_seconds=self._canaries.lag_seconds,
             services=states,
             running=self.runner.executing,
