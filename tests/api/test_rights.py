@@ -14,6 +14,7 @@ from tests.members import announce
 from timers.access import RIGHTS, ApiKey, Right, make_key
 from timers.api import stream
 from timers.api.operations import OPERATIONS, Operation
+from timers.api.server import listening, probe_application
 from timers.core.model import Status, Timer
 from timers.embedded import EmbeddedServer
 from timers.processor import Context, processor
@@ -248,8 +249,8 @@ async def test_probes_and_the_document_ask_for_no_key(guarded: Api, operation: O
 
 
 async def test_pods_and_stats_tell_a_key_of_no_others_prefixes(guarded: Api) -> None:
-    """Nor how late or overdue they are, because that reveals them too."""
-    await announce(guarded.store, "a-pod", processors=[OWN, OTHER], only=(OTHER,), lateness={5: 3})
+    """Nor how late or overdue they are, and how many run, because that reveals them too."""
+    await announce(guarded.store, "a-pod", processors=[OWN, OTHER], only=(OTHER,), lateness={5: 3}, running=7)
     await guarded.client.create(OTHER, "due", delay=0)
     for secret, serves, only, late in (
         (SECRETS["read"], [OWN], [], None),
@@ -261,6 +262,22 @@ async def test_pods_and_stats_tell_a_key_of_no_others_prefixes(guarded: Api) -> 
         assert (pod["serves"], pod["only"]) == (serves, only)
         assert [pod["lateness_ms"]["max"] is None, stats["lateness_ms"]["max"] is None] == [late is None] * 2
         assert (stats["overdue_ms"] > 0) == (late is not None)
+        assert pod["running"] == (None if late is None else 7)
+
+
+async def test_a_probe_of_the_api_tells_only_who_sees_all_how_much_runs(server: EmbeddedServer, redis: Redis) -> None:
+    """The API's metrics are as closed; those of the probe port are open."""
+    await redis.ping()
+    headers, of_all = new_key()
+    some, of_some = new_key("mine")
+    async with running_api(server.url, [mine], works=True, keys=f"{of_all.entry} {of_some.entry}") as api:
+        figures = {"running", "queues_waiting"}
+        for asked, told in ((headers, figures), (some, set()), ({}, set())):
+            reply = await api.call("GET", "/readyz", headers=asked)
+            assert figures & reply.body.keys() == told
+        probes = probe_application(api.health)
+        async with listening(probes, "127.0.0.1", 0) as url, api.session.get(f"{url}/readyz") as response:
+            assert figures <= (await response.json()).keys()
 
 
 async def test_a_retry_takes_no_place_that_the_key_does_not_have(server: EmbeddedServer, redis: Redis) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from aiohttp import web
 
 from timers.api.answer import HTTP_PROBLEMS, answer, problem
-from timers.api.auth import visible_to
+from timers.api.auth import AUTH, visible_to
 from timers.api.operations import call
 from timers.api.requests import refuse_query
 from timers.client import TimerClient, posted
@@ -93,9 +93,9 @@ class HealthRoutes:
             state |= {
                 "notifications": health.notifications,
                 "services": {name: said.partition(":")[0] if bare else said for name, said in services.items()},
-                "running": health.running,
-                "queues_waiting": health.queues_waiting,
             }
+            if not bare or AUTH not in request.app:  # the probe port's metrics tell it to everybody
+                state |= {"running": health.running, "queues_waiting": health.queues_waiting}
         problems = list(dict.fromkeys(self._problems(trouble, health, anonymous=bare)))
         if trouble and takes_creates:
             waits.append(f"{trouble}; only new timers are taken, for the ledger")

@@ -194,7 +194,7 @@ def _visible_member(pod: PodAnswer, visible: Visible | None) -> PodAnswer:
     if visible is None:
         return pod
     serves, only = ([prefix for prefix in some if visible(prefix)] for some in (pod["serves"], pod["only"]))
-    return {**pod, "serves": serves, "only": only, "lateness_ms": _UNKNOWN_LATENESS}
+    return {**pod, "serves": serves, "only": only, "running": None, "lateness_ms": _UNKNOWN_LATENESS}
 
 
 async def _prefix(request: web.Request) -> str:

@@ -180,7 +180,8 @@ class Lateness(TypedDict):
 class PodAnswer(TypedDict):
     """A live pod. `format` is the newest format of records that may be written while it is alive. `serves` are the
     prefixes of the processors that it can run. `shards` is null if it takes all shards, `notifications` is null if it
-    runs no timers. `trouble` says which part of its heartbeat cannot be read."""
+    runs no timers, `running` is null for a key that sees only some prefixes. `trouble` says which part of its heartbeat
+    cannot be read."""
 
     pod: PodName
     seen_at: Instant
@@ -190,7 +191,7 @@ class PodAnswer(TypedDict):
     serves: Annotated[list[str], Field(examples=[["send-message"]])]
     only: Annotated[list[str], Field(examples=[[]])]
     shards: list[Count] | None
-    running: Count
+    running: Count | None
     concurrency: Count
     notifications: Delivery | None
     lateness_ms: Lateness
@@ -234,9 +235,10 @@ class PrefixAnswer(TypedDict):
 
 class ReadyAnswer(TypedDict):
     """The pod is ready. If `redis` is `full`, it takes no new timers, but everything else continues. The parts of a
-    worker appear only for a pod with that role. `queues_waiting` queues with due timers wait for a claim of this pod.
-    `warnings` say whether Redis is full, whether such a queue waits long, and name shards and prefixes with due timers
-    that no live pod takes."""
+    worker appear only for a pod with that role. `queues_waiting` queues with due timers wait for a claim of this pod;
+    where the API asks for keys, that and `running` are only for keys that see all prefixes. `warnings` say whether
+    Redis is full, whether such a queue waits long, and name shards and prefixes with due timers that no live pod
+    takes."""
 
     ready: bool
     redis: RedisState
