@@ -73,6 +73,7 @@ GAUGES: Final[Mapping[str, tuple[str, ...]]] = {
     "timers_overdue_seconds": ("How long the oldest due timer that may run has waited",),
     "timers_outbox_entries": ("Changes whose hook calls no pod has armed yet",),
     "timers_outbox_seconds": ("How long the oldest of these changes has waited",),
+    "timers_quarantined": ("Timers in quarantine, because their records cannot be read",),
     "timers_running": ("Runs in progress on this pod",),
     "timers_abandoned": ("Plain functions still running in threads after their runs ended",),
     "timers_claim_wait_seconds": ("Wait of the longest-waiting due queue for a claim by this pod",),
@@ -98,7 +99,10 @@ Labels = tuple[str, ...]
 Figures = Mapping[str, Mapping[Labels, float]]
 """Gauges by name and labels."""
 
-_UNKNOWN: Final = ("timers_redis_full", "timers_overdue_seconds", "timers_outbox_entries", "timers_outbox_seconds")
+_UNKNOWN: Final = (
+    *("timers_redis_full", "timers_overdue_seconds", "timers_outbox_entries", "timers_outbox_seconds"),
+    "timers_quarantined",
+)
 """Gauges without labels that only Redis knows."""
 
 

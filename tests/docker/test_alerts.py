@@ -29,7 +29,7 @@ from tests.ledger.test_health import away
 from tests.members import declare, sign_off
 from tests.rights import as_user, grant
 from tests.servers import ServerHandle, start_server
-from tests.store.acts import arming
+from tests.store.acts import arming, bucket_of
 from tests.store.acts import retrying as a_retrying_one
 from tests.waiting import eventually
 from timers.client import TimerClient
@@ -211,6 +211,21 @@ async def data_lost(stage: Stage) -> AsyncIterator[None]:
     await client.acknowledge_losses()
     await stage.tells("timers_data_losses 0.0")
     await stage.fleet.store.identity.join()
+
+
+async def quarantined(stage: Stage) -> AsyncIterator[None]:
+    """The record of a due timer is gone, while no pod serves it."""
+    await stage.start()
+    await declare(stage.fleet.store, "note")
+    yield
+    store, redis = stage.fleet.store, stage.fleet.redis
+    await store.arm([arming("bad", prefix="note")])
+    await redis.hdel(bucket_of("note:bad"), "note:bad")
+    await stage.fleet.pod(Calls())
+    await stage.tells("timers_quarantined 1.0")
+    yield
+    await redis.hdel(f"{keys.root(0)}quarantine", "note:bad")
+    await stage.tells("timers_quarantined 0.0")
 
 
 async def unhandled(stage: Stage) -> AsyncIterator[None]:
@@ -438,6 +453,7 @@ TROUBLES: Final[Mapping[str, Callable[[Stage], AsyncIterator[None]]]] = {
     "TimersOverdue": overdue,
     "TimersUncovered": uncovered,
     "TimersDataLost": data_lost,
+    "TimersQuarantined": quarantined,
     "TimersUnhandled": unhandled,
     "TimersRetrying": retrying,
     "TimersKept": kept,

@@ -103,6 +103,7 @@ async def test_quarantined_records_are_counted_and_named(store: Store) -> None:
     await claim_all(store)
     number, some = await queries.quarantined(store)
     assert (number, len(some), set(some.values())) == (5, QUARANTINED_SHOWN, {reason})
+    assert (await queries.aside(store)).quarantined == 5
     assert all(member.startswith(f"{PREFIX}:bad-") for member in some)
 
 

@@ -12,7 +12,7 @@ from timers.api.answer import HTTP_PROBLEMS, answer, problem
 from timers.api.auth import AUTH, visible_to
 from timers.api.operations import call
 from timers.api.requests import refuse_query
-from timers.client import TimerClient, posted
+from timers.client import TimerClient, aside
 from timers.client.fleet import ALL_SERVED, Unserved, read_fleet
 from timers.core.model import Status
 from timers.doctor.checks import any_full, away_from, partly_away
@@ -214,7 +214,7 @@ async def _db_figures(client: TimerClient, seconds: float) -> Figures | None:
             fleet, counts = await client.fleet(), await client.counts(own=True)
             async for prefix, counted in cooperatively(counts.items()):
                 found[await _label(client, prefix)].update(counted)
-            posted_entries, posted_ms = await posted(client)
+            beside = await aside(client)
             failing_ms = dict[str, int]()
             for prefix, _, ms in await client.retrying(own=True):
                 label = await _label(client, prefix)
@@ -233,8 +233,9 @@ async def _db_figures(client: TimerClient, seconds: float) -> Figures | None:
         "timers_uncovered_shards": {(str(shard),): 1 for shard in fleet.unserved.shards},
         "timers_uncovered_prefixes": {(prefix,): n for prefix, n in unserved.items()},
         "timers_overdue_seconds": {(): fleet.overdue_ms("ready") / 1000},
-        "timers_outbox_entries": {(): posted_entries},
-        "timers_outbox_seconds": {(): posted_ms / 1000},
+        "timers_outbox_entries": {(): beside.posted},
+        "timers_outbox_seconds": {(): beside.posted_ms / 1000},
+        "timers_quarantined": {(): beside.quarantined},
     }
 
 

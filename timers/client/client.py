@@ -44,7 +44,7 @@ from timers.embedded import reachable_url
 from timers.errors import InvalidInput, NoProcessor, Running, Unavailable
 from timers.logs import get_logger
 from timers.settings import Settings, load_worker_settings
-from timers.store import keys, outbox, queries
+from timers.store import keys, queries
 from timers.store.callers import Quota, Quotas
 from timers.store.codec import encode_act
 from timers.store.cooperative import Turn
@@ -53,6 +53,7 @@ from timers.store.identity import Loss
 from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
 from timers.store.membership import Member
 from timers.store.notifications import changes
+from timers.store.queries import Aside
 from timers.store.servers import connect
 from timers.store.servers.durability import FSYNC, WAITS
 from timers.store.store import ARM_LIMIT, Arming, Reply, Store
@@ -615,6 +616,6 @@ async def feed_of(client: TimerClient) -> Feed:
     return client._feed
 
 
-async def posted(client: TimerClient) -> tuple[int, int]:
-    """How many changes wait for a pod to arm the calls of hooks and alarms, and for how many ms the oldest has."""
-    return await outbox.waiting(await client._open())
+async def aside(client: TimerClient) -> Aside:
+    """What waits beside the timers of a client's db."""
+    return await queries.aside(await client._open())

@@ -12,7 +12,7 @@ from timers.doctor.checks import Check, Level, judged
 from timers.doctor.failover import check_failover, durability_check
 from timers.doctor.proofs import DELIVERY_SECONDS, Refusal, check_server, unfinished
 from timers.errors import ConfigurationError, Unavailable
-from timers.store import outbox, queries
+from timers.store import queries
 from timers.store.filters import Filter
 from timers.store.listing import read_page
 from timers.store.membership import Member, Membership, Roster
@@ -257,7 +257,7 @@ def _format(store: Store, members: Sequence[Member]) -> Check:
 
 
 async def _hooks(store: Store) -> Check:
-    waiting, oldest_ms = await outbox.waiting(store)
+    waiting, oldest_ms, _ = await queries.aside(store)
     calls = Filter.parse({"prefix": f"{OWN_PREFIXES}*", "status": "scheduled,failed,unhandled"})
     wrong = calls.where(lambda timer: timer.last_error is not None or timer.status is Status.UNHANDLED)
     page = await read_page(store, wrong, limit=1)

@@ -73,16 +73,6 @@ async def lengths(store: Store, shards: Iterable[int]) -> Sequence[tuple[Asked, 
     return [(frozenset(map(keys.text, asked)), length) for asked, (_, length) in zip(hooks, answers, strict=True)]
 
 
-async def waiting(store: Store) -> tuple[int, int]:
-    """How many entries wait in all shards, and for how many ms the oldest has waited."""
-    answers = await store.of_shards(
-        lambda asked, root: asked.xlen(f"{root}outbox").xrange(f"{root}outbox", count=1), 0, []
-    )
-    posted_ms = [int(entry_id.partition(b"-")[0]) for _, oldest in answers for entry_id, _ in oldest]
-    now_ms = round(store.clock.now_ms())
-    return sum(length for length, _ in answers), max(0, now_ms - min(posted_ms, default=now_ms))
-
-
 async def change_hooks(store: Store, shard: int, new: Collection[str], taken_back: Collection[str]) -> None:
     """Add hooks to those that a shard knows, and remove others."""
     name = f"{keys.root(shard)}hooks"

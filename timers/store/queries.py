@@ -268,6 +268,30 @@ async def quarantined(store: Store) -> tuple[int, dict[str, str]]:
     return sum(number for number, _ in kept), dict(found[:QUARANTINED_SHOWN])
 
 
+class Aside(NamedTuple):
+    """What lies beside the timers of all shards: how many changes wait for a pod to arm the calls of hooks and alarms,
+    for how many ms the oldest has, and how many timers are set aside because they cannot be read."""
+
+    posted: int
+    posted_ms: int
+    quarantined: int
+
+
+async def aside(store: Store) -> Aside:
+    """What waits beside the timers now. Raises Unavailable."""
+    answers = await store.of_shards(
+        lambda asked, root: asked.xlen(f"{root}outbox").xrange(f"{root}outbox", count=1).hlen(f"{root}quarantine"),
+        *(0, [], 0),
+    )
+    since_ms = [int(entry_id.partition(b"-")[0]) for _, oldest, _ in answers for entry_id, _ in oldest]
+    now_ms = round(store.clock.now_ms())
+    return Aside(
+        sum(length for length, *_ in answers),
+        max(0, now_ms - min(since_ms, default=now_ms)),
+        sum(number for *_, number in answers),
+    )
+
+
 async def endings(store: Store, prefix: str, status: Status, most: int) -> list[Ending]:
     """The timers that ended this way, or began to fail, last: in a bounded number of bytes. Raises Unavailable."""
     asked: list[scripts.Argument] = [codec.LETTERS[status], prefix, "-inf", "+inf", "", "", most, PROGRESS_BYTES]
