@@ -81,12 +81,35 @@ def looking(
     *,
     every_ms: int | None = 0,
     leads: bool = True,
+    divide: Callable[[], None] = lambda: None,
 ) -> BareWatch:
     def asked() -> bool:
         keys.turns += 1
         return leads
 
-    return BareWatch(keys, leads=asked, declared=lambda prefix: prefix == "note", every_ms=every_ms)
+    return BareWatch(keys, leads=asked, declared=lambda prefix: prefix == "note", every_ms=every_ms, divide=divide)
+
+
+@pytest.mark.parametrize(
+    ("known_ms", "there", "divides"),
+    [
+        (0, None, 1),
+        (0, (DUE_MS, b"1"), 1),
+        (DUE_MS * 2, (DUE_MS, b"1"), 0),
+        (None, (DUE_MS, b"1"), 0),
+        (DUE_MS, (DUE_MS, b"1"), 0),
+    ],
+)
+async def test_what_counts_as_expired_unheard_is_divided_from_what_pods_hear_next(
+    keys: _Keys, *, known_ms: int | None, there: tuple[int, bytes] | None, divides: int
+) -> None:
+    divided: list[int] = []
+    if known_ms is not None:
+        keys.shard[X] = known_ms
+    if there is not None:
+        keys.there[X] = there
+    await looking(keys, divide=lambda: divided.append(1)).round()
+    assert len(divided) == divides
 
 
 async def test_an_unknown_key_is_adopted_with_its_value(keys: _Keys) -> None:

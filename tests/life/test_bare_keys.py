@@ -167,6 +167,46 @@ class TestChanges:
         assert await fleet.client.get("note", "x") == timer
         assert calls.ids == ["told-after"]
 
+    @pytest.mark.parametrize("is_there", [False, True])
+    async def test_a_short_life_after_a_change_that_was_read_late_fires(self, fleet: Fleet, *, is_there: bool) -> None:
+        """A key that was deleted or extended just before its deadline, and read after it, counts as expired. The next
+        expiry of its name counted as that one, until the next canary."""
+        calls = Calls()
+        await fleet.pod(calls, adopt_every_ms=OFTEN_MS, canary_every_seconds=HOUR_MS)
+        await fleet.redis.set("note:x", '"first"', px=HOUR_MS)
+        await adopted(fleet, "x")
+        async with fleet.redis.pubsub() as listener, fleet.redis.pipeline() as read_late:
+            await listener.subscribe(EXPIRED)
+            read_late.zadd("timers:{0}:bare", {"note:x": await fleet.store.now_ms() - 1_000})
+            if is_there:
+                read_late.set("note:x", '"moved"', px=2 * HOUR_MS)
+            else:
+                read_late.delete("note:x")
+            await read_late.execute()
+
+            async def answered_ms() -> int:
+                found = await fleet.redis.get("timers:{0}:answered:note:x")
+                return int(found.split()[1]) if found else 0
+
+            after_ms = await eventually(answered_ms, "it counts as expired")
+            async for message in listener.listen():
+                if message["type"] == "message" and _canary_ms(message["data"]) > after_ms:
+                    break
+        for times in (1, 2) if is_there else (2, 3):
+            await fleet.redis.set("note:x", '"short"', px=1)
+
+            async def has_run(times: int = times) -> bool:
+                timer = await fleet.client.get("note", "x")
+                return (timer.occurrence, timer.status) == (times, Status.COMPLETED)
+
+            await eventually(has_run, f"life {times} has run")
+        assert [seen.payload for seen in calls.timers] == [*([] if is_there else ["first"]), None, None]
+
+
+def _canary_ms(key: bytes) -> int:
+    """When a canary expired; 0 for other keys."""
+    return int(key.rpartition(b":")[2]) if key.startswith(b"timers:canary:") else 0
+
 
 class TestDuringARun:
     @pytest.mark.parametrize("dies", [False, True])

@@ -8,7 +8,7 @@ expired, or was deleted while no pod watched. Then its timer fires: better once 
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -66,12 +66,14 @@ class BareWatch:
         every_ms: int | None,
         mark: Callable[[int, str], None] = lambda _shard, _prefix: None,
         count: Callable[[str], None] = lambda _what: None,
+        divide: Callable[[], None] = lambda: None,
     ) -> None:
         """`declared` says whether a processor was ever declared for a prefix, even if its pods are gone. If `every_ms`
         is None, nothing new is adopted or reported. `mark` is called for a queue with due timers, `count` when a key
-        is adopted and with what becomes of it, and with `refused` for each expiry that may change nothing."""
+        is adopted and with what becomes of it, and with `refused` for each expiry that may change nothing. `divide` is
+        asked for a canary at once, so that what pods hear from then on counts as later than what a read has found."""
         self._keys, self._leads, self._declared = keys, leads, declared
-        self._every_ms, self._mark, self._count_as = every_ms, mark, count
+        self._every_ms, self._mark, self._count_as, self._divide = every_ms, mark, count, divide
         self.rests = BUSY_RESTS
         self._noticed, self._nearer, self._now = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._waiting = {s: deque[tuple[float, Identity, Heard]]() for s in (0.0, LATER_SECONDS, AGAIN_SECONDS)}
@@ -186,9 +188,16 @@ class BareWatch:
         """Report what was found to the shards, and delete keys that no timer waits for any more."""
         codes = await self._keys.report(what, states)
         self._told(what, codes)
+        if what == "expired" or (what == "adopted" and self._has_overdue(states.values())):
+            self._divide()
         spare = {i: ms for i, (_, ms, *_) in states.items() if ms >= 0 and codes[i] in ("due", "spare")}
         if taken := await self._keys.take(spare):
             await self._keys.report("deleted", {identity: states[identity] for identity in taken})
+
+    def _has_overdue(self, states: Iterable[KeyState]) -> bool:
+        """Whether the shards may take one of these keys for one that had expired before it was set again."""
+        now_ms = self._keys.store.clock.now_ms()
+        return any(state.known_ms is not None and state.known_ms <= now_ms for state in states)
 
     def _told(self, what: str, codes: Mapping[Identity, str]) -> None:
         """What became of keys that were reported."""

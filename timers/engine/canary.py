@@ -144,6 +144,10 @@ class Canaries:
         """Stop judging a server that has no such part any more."""
         del self.by_node[part.node]
 
+    def judge_soon(self) -> None:
+        """Judge all at once."""
+        self._soon.set()
+
     async def run(self) -> None:
         await repeat(self._judge_all, self._pod.options.canary_every_seconds, self._soon)
 

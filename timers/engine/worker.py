@@ -201,6 +201,7 @@ class Worker:
             every_ms=every_ms,
             mark=self.intake.mark,
             count=partial(pod.observer.count, "bare_keys"),
+            divide=self._canaries.judge_soon,
         )
 
     async def start(self) -> None:
