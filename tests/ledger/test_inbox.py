@@ -104,6 +104,80 @@ async def test_actions_of_one_timer_are_done_in_their_order(database: Database, 
     assert await kept(database) == {"a": ("cancelled", timer.version)}
 
 
+AGES_MS = 7_200_000
+
+
+async def _wait(database: Database) -> None:
+    """As if all rows had been written so long ago."""
+    async with database.transaction() as connection:
+        await connection.execute(inbox.update().values(at=inbox.c.at - AGES_MS))
+
+
+@pytest.mark.parametrize("end", ["cancel", "purge"])
+@pytest.mark.parametrize("between", [None, "create", "change", "reschedule", "fire"])
+async def test_what_was_cancelled_before_any_pod_looked_does_not_run(
+    database: Database, fleet: Fleet, end: str, between: str | None
+) -> None:
+    """It came due while both rows waited, and started before the second was looked at."""
+    calls = Calls()
+    await fleet.pod(calls, ledger=database)
+    await ask(database, "first", delay=0)
+    await fleet.completed("first")  # so the pod does not wait for the inbox any more before it starts timers
+    bodies = {"create": {"delay": "90m", "if_exists": "replace"}, "reschedule": {"delay": "30m"}}
+    at = await fleet.store.now_ms() - AGES_MS
+    asked = [("a", "create"), *([("a", between)] if between else []), ("a", end), ("b", "create")]
+    async with database.transaction() as connection:
+        for place, (id, action) in enumerate(asked):
+            body = {"delay": "1h"} if action == "create" and place != 1 else bodies.get(action, {})
+            row = {"prefix": "note", "id": id, "action": action, "body": json.dumps(body), "at": at}
+            await connection.execute(inbox.insert(), row)
+    await fleet.completed("b")
+    await eventually(partial(_are_left, database, 0), "all rows are carried out")
+    assert calls.ids == ["first", "b"]
+    assert "is running" not in str(await problems(database))
+    assert (await kept(database))["a"][0] == {"cancel": "cancelled", "purge": "purged"}[end]
+
+
+async def test_a_timer_is_cancelled_in_the_step_that_arms_it(database: Database, fleet: Fleet, by_hand: Inbox) -> None:
+    """And once, if the pods that carry the rows out die."""
+    for payload in (1, 2):
+        await ask(database, "a", delay="1h", payload=payload, if_exists="replace")
+        await ask(database, "a", "cancel")
+    await _wait(database)
+    dying = Dying(*parts_of(fleet, database))
+    for _ in range(4):
+        await dying.drain()
+        assert (await fleet.client.get("note", "a")).status is Status.CANCELLED
+        await by_hand.drain()
+    assert (await left(database), await problems(database)) == (0, {})
+    timer = await fleet.client.get("note", "a")
+    history = [f"{entry.cause} {(entry.by or '').split('.')[0]}".strip() for entry in reversed(timer.history)]
+    assert history == ["created", "cancelled inbox 2", "replaced inbox 3", "cancelled inbox 4"]
+    assert timer.payload == 2
+    assert await kept(database) == {"a": ("cancelled", timer.version)}
+
+
+async def test_a_cancel_that_only_comes_later_leaves_what_is_not_due(
+    database: Database, fleet: Fleet, by_hand: Inbox
+) -> None:
+    await ask(database, "a", delay="3h", payload=1)
+    await ask(database, "a", "change", payload=2)
+    await ask(database, "a", "cancel")
+    await ask(database, "b", delay="1h")
+    await ask(database, "b", "retry")
+    await ask(database, "b", "cancel")
+    await _wait(database)
+    await by_hand.drain()
+    assert (await fleet.client.get("note", "a")).status is Status.SCHEDULED
+    assert (await fleet.client.get("note", "b")).status is Status.SCHEDULED
+    await drained(by_hand)
+    timer = await fleet.client.get("note", "a")
+    assert (timer.status, timer.payload) == (Status.CANCELLED, 2)
+    assert {id: problem.split(";")[0] for id, problem in (await problems(database)).items()} == {
+        "b": "timer note:b is scheduled already"
+    }
+
+
 async def test_every_action(database: Database, fleet: Fleet, by_hand: Inbox) -> None:
     await fleet.client.create("note", "moved", delay="1h")
     await fleet.client.create("note", "changed", delay="1h")

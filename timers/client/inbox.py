@@ -53,7 +53,9 @@ async def _arm(client: TimerClient, lives: Lives, asked: _Asked) -> dict[int, Re
     if not asked:
         return {}
     store = await client._open()
-    planned = {place: tried(_planned, row, each, store.clock.now_ms()) for place, row, each in asked}
+    planned = {
+        place: tried(_planned, row, each, store.clock.now_ms(), _ended(client, row)) for place, row, each in asked
+    }
     armings = {
         place: each._replace(life=lives.get(store.shard_of(each.prefix, each.id), ""))
         for place, each in planned.items()
@@ -73,7 +75,7 @@ async def _arm(client: TimerClient, lives: Lives, asked: _Asked) -> dict[int, Re
     return results
 
 
-def _planned(row: Taken, asked: Request, now_ms: float) -> Arming:
+def _planned(row: Taken, asked: Request, now_ms: float, ended: str) -> Arming:
     """Due as if it were armed when the row was written. The server counts the delay, so that no clock but its own
     matters."""
     if asked.new is None:
@@ -81,7 +83,17 @@ def _planned(row: Taken, asked: Request, now_ms: float) -> Arming:
     arming = plan(asked.new, now_ms - row.age_ms, asked.traceparent)
     due = f"+{int(arming.due[1:]) - row.age_ms}" if arming.due[0] == "+" else arming.due
     cause = encode_act("replaced", f"{INBOX} {row.mark}")
-    return arming._replace(due=due, cause=cause, durability="fast")  # the ledger has it
+    return arming._replace(due=due, cause=f"{cause}{ended}", durability="fast")  # the ledger has it
+
+
+def _ended(client: TimerClient, row: Taken) -> str:
+    """What cancels the timer in the step that arms it, if it is due by then: it must not start before the row that was
+    committed with it, or after it, is carried out. The mark says that nothing is left of that row to do."""
+    if row.ended_by is None:
+        return ""
+    mark, action = row.ended_by
+    is_all = action == "cancel" and client._keeps_cancelled
+    return " " + encode_act("cancelled", f"{INBOX} {mark}" if is_all else None)
 
 
 async def _act(client: TimerClient, asked: _Asked) -> dict[int, Result]:

@@ -115,7 +115,8 @@ def tried(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Reason
 
 def armed(answer: Reply, arming: Arming, quota: Quota | None) -> Armed:
     """The result of arming within the quota. Raises as `accepted`."""
-    return Armed(accepted(answer, arming.prefix, arming.id, ("created", "replaced", "kept"), quota), answer.code)
+    codes = ("created", "replaced", "kept", "cancelled")
+    return Armed(accepted(answer, arming.prefix, arming.id, codes, quota), answer.code)
 
 
 def accepted(answer: Reply, prefix: str, timer_id: str, codes: tuple[str, ...], quota: Quota | None = None) -> Timer:

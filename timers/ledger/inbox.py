@@ -4,6 +4,7 @@ A row is deleted by being taken, in the transaction that carries it out. Nobody 
 committed later may have a lower one.
 """
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import count
 from operator import itemgetter
@@ -38,7 +39,8 @@ _NO_TRIGGER: Final = ("DROP FUNCTION IF EXISTS timers_inbox_notify CASCADE",)
 
 
 class Taken(NamedTuple):
-    """A row of the inbox. `age_ms` is how long ago it was written, by the SQL server's clock alone."""
+    """A row of the inbox. `age_ms` is how long ago it was written, by the SQL server's clock alone. `ended_by` is of
+    which later row, by its mark, that cancels or purges what this one creates, and its action."""
 
     seq: int
     prefix: str
@@ -47,6 +49,7 @@ class Taken(NamedTuple):
     body: str
     at: int
     age_ms: int
+    ended_by: tuple[str, str] | None = None
 
     @property
     def mark(self) -> str:
@@ -70,7 +73,7 @@ async def take(connection: AsyncConnection, most: int = TAKEN, *, without: Colle
     """Take rows out that no other pod has, oldest first, as far as TAKEN_BYTES go: of each timer only the first, so
     that the others follow in order. Leaves those `without`, by number. If the transaction is undone they are back."""
     found = await connection.execute(_TAKE, {"most": most, "without": list(without)})
-    return [*map(_taken, sorted(found, key=itemgetter(0)))]
+    return [_taken(row)._replace(ended_by=_ended_by(end)) for *row, end in sorted(found, key=itemgetter(0))]
 
 
 async def put_back(connection: AsyncConnection, taken: Iterable[Taken]) -> None:
@@ -132,6 +135,11 @@ def _taken(row: Any) -> Taken:
     return Taken(seq, prefix, timer_id, action, body, at, max(now - at, 0))
 
 
+def _ended_by(end: Any) -> tuple[str, str] | None:
+    found = _END_OF_CREATE.fullmatch(end) if isinstance(end, str) else None
+    return None if found is None else (found[1], found[2])
+
+
 def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
@@ -162,6 +170,23 @@ def _first_sqlite(_element: _is_first, _compiler: SQLCompiler, **_: object) -> s
     )"""
 
 
+class _end_of_create(FunctionElement[str]):  # noqa: N801 (named as SQL functions are)
+    """Mark and action of the first later row that ends the timer of a create, or arms it once it has ended."""
+
+    type = sa.Text()
+    inherit_cache = True
+
+
+@compiles(_end_of_create)
+def _end_of_create_text(_element: _end_of_create, _compiler: SQLCompiler, **_: object) -> str:
+    return """(
+        SELECT CAST(later.seq AS TEXT) || '.' || CAST(later.at AS TEXT) || ' ' || later.action
+        FROM timers_inbox AS later WHERE timers_inbox.action = 'create' AND later.prefix = timers_inbox.prefix
+        AND later.id = timers_inbox.id AND later.seq > timers_inbox.seq
+        AND later.action IN ('cancel', 'purge', 'retry') ORDER BY later.seq LIMIT 1
+    )"""
+
+
 _ASIDE: Final = inbox.c.seq.in_(sa.bindparam("without", expanding=True))
 _FIRSTS: Final = sa.select(inbox.c.seq).where(~_ASIDE, _is_first()).order_by(inbox.c.seq)
 _SIZED: Final = _FIRSTS.add_columns(size_of(inbox.c.body).label("size"))
@@ -169,5 +194,6 @@ _FREE: Final = _SIZED.limit(sa.bindparam("most")).with_for_update(skip_locked=Tr
 _UNTIL: Final = sa.func.sum(_FREE.c.size).over(order_by=_FREE.c.seq)
 _FITTING: Final = sa.select(_FREE.c.seq, (_UNTIL - _FREE.c.size).label("before")).subquery()
 _TAKEN: Final = sa.select(_FITTING.c.seq).where(_FITTING.c.before < TAKEN_BYTES)
-_TAKE: Final = inbox.delete().where(inbox.c.seq.in_(_TAKEN)).returning(*inbox.c, now_ms())
+_END_OF_CREATE: Final = re.compile(r"([0-9]+\.-?[0-9]+) (cancel|purge)")  # a retry would arm it again
+_TAKE: Final = inbox.delete().where(inbox.c.seq.in_(_TAKEN)).returning(*inbox.c, now_ms(), _end_of_create())
 _WAITING: Final = sa.select(inbox.c.seq).where(among(inbox.c.prefix, inbox.c.id))

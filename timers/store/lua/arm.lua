@@ -49,6 +49,15 @@ if line > #ARGV then
 end
 ---
 local edit_lock, format, room = tonumber(ARGV[4]), tonumber(form), tonumber(places)
+local SOON_MS = 1000   -- what is due by then may start before the next row of the inbox is carried out
+
+-- Cancel the timer that was just armed, before anybody can start it. Answers its record; nothing if a caller could not.
+local function cancel(prefix, id, member, said)
+  local r = read(member)
+  if r.due > now + SOON_MS or locked(r, edit_lock) or drop_trigger(prefix, id) then return end
+  leave(prefix, id, r)
+  return end_as('x', prefix, id, r, said)
+end
 
 local function arm(prefix, id, if_exists, due, said, body)
   local created, expected
@@ -58,7 +67,8 @@ local function arm(prefix, id, if_exists, due, said, body)
   local r, raw, newer = read_or_clear(prefix, id, member)
   if newer then return 'newer', raw end
   -- A row of the ledger's inbox is taken again if its pod dies before it deletes the row; it arms its timer once.
-  local row = string.match(said, '^replaced inbox (%S+)$')
+  -- If a later row cancels the timer, what that leaves in the history follows.
+  local row, cancelled = string.match(said, '^replaced inbox (%S+) ?(.*)$')
   if row and call('HGET', root .. 'inbox', row) then return raw and 'kept' or 'done', raw or '' end
   if created == 0 then  -- the ledger has a timer of that name; where data was lost, its absence here says nothing
     if not r and string.sub(stage() or '', 1, 5) ~= 'whole' then return 'lost', '' end
@@ -76,10 +86,17 @@ local function arm(prefix, id, if_exists, due, said, body)
   if row then call('HSET', root .. 'inbox', row, now_text) end
   if r then leave(prefix, id, r) end
   local at = enqueue(prefix, id, due)
-  if r then return 'replaced', write(member, renew(prefix, r, due, body, said)) end
-  local life = begin(prefix, format, due, body, created)
-  write(member, life)
-  return 'created', at .. ' ' .. text(life.created)
+  local code, answered = 'replaced', nil
+  if r then
+    answered = write(member, renew(prefix, r, due, body, row and 'replaced inbox ' .. row or said))
+  else
+    local life = begin(prefix, format, due, body, created)
+    write(member, life)
+    code, answered = 'created', at .. ' ' .. text(life.created)
+  end
+  local ended = row and cancelled ~= '' and cancel(prefix, id, member, cancelled)
+  if ended then return 'cancelled', ended end
+  return code, answered
 end
 
 for i = line, #ARGV do
