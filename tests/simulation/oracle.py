@@ -169,7 +169,7 @@ class Oracle:
     def _extended(self, command: tuple[bytes, ...], reply: list[Any]) -> None:
         """See which leases got longer: `EVALSHA digest 1 root wake pod lease_ms (prefix id token)…`."""
         lease_ms, parts, lost = int(command[6]), command[7:], set(reply[1])
-        for place in range(len(parts) // 3):
+        for place in range(reply[2]):
             prefix, timer_id, token = parts[3 * place : 3 * place + 3]
             life = self.lives.get((prefix.decode(), timer_id.decode()))
             if life is not None and place not in lost:

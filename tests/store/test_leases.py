@@ -1,5 +1,7 @@
 """extend and rescue: who holds a run, for how long, and who takes it over."""
 
+from collections import Counter
+
 import pytest
 import time_machine
 
@@ -271,3 +273,31 @@ async def test_a_hand_back_leaves_no_lease(store: Store) -> None:
     assert (await state_of(store)).held == {}
     assert len(await claim(store, pod=OTHER)) == 1
     await armed(store, "b")
+
+
+def count_calls(store: Store) -> Counter[str]:
+    """How often each script is called from now on."""
+    calls = Counter[str]()
+    store.called = lambda script, _seconds: calls.update((script,))
+    return calls
+
+
+@pytest.mark.parametrize(("bytes_each", "times"), [(10, 1), (60_000, 3)])
+async def test_one_call_reads_few_large_records(store: Store, bytes_each: int, times: int) -> None:
+    """A full batch with payloads of 64 KiB would hold the server up for long, each time leases are extended."""
+    await store.arm([arming(f"{number:02}", spec={"payload": "x" * bytes_each}) for number in range(40)])
+    runs = [timer for _ in range(2) for timer in await claim(store, 40)]
+    stale = runs[39]._replace(token=1)
+    calls = count_calls(store)
+    assert await extend(store, *runs[:39], stale, lease_ms=1) == [stale]
+    for timer in runs:
+        await store.connections.commands.delete(lease_key(timer))
+    ids = [timer.id for timer in runs]
+    assert [timer.id for timer in await rescue(store, *ids)] == ids
+    for timer in runs[:20]:
+        await store.connections.commands.delete(lease_key(timer))
+    await store.arm([arming(f"due-{number:02}", spec={"payload": "x" * bytes_each}) for number in range(20)])
+    late_ms = await store.now_ms() + 2 * LEASE_MS
+    ended = await store.abandon(0, PREFIX, ids, before_ms=late_ms, most=19, pod=OTHER)
+    assert ended == [*(f"due-{number:02}" for number in range(19)), *ids[:20]]
+    assert (calls["extend"], calls["rescue"], calls["abandon"]) == (times, times, times)

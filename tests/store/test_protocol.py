@@ -138,7 +138,7 @@ async def test_a_foreign_pod_runs_a_timer(sharded: Store, foreign: Foreign) -> N
     more, claimed, bad, denied, newer = await foreign.call("claim", root, "pod-x", "30000", "event", "", queue)
     assert (more, bad, denied, newer, claimed[:2]) == ([], [], [], [], [b"reminder", b"user-3"])
     form, _, version, *counts, token, created, due = HEAD.unpack(claimed[2][:43])
-    assert await foreign.call("extend", root, "pod-x", "30000", "reminder", "user-3", str(token)) == [[]]
+    assert await foreign.call("extend", root, "pod-x", "30000", "reminder", "user-3", str(token)) == [[], 1]
     record = HEAD.pack(form, b"c", version + 1, *counts, token, created, due) + claimed[2][43:]
     end = b"reminder user-3 - c 1 pod-x 1+0+20 - completed sent\n" + record
     assert await foreign.call("settle", root, "", end) == [b"settled"]
