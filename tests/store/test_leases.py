@@ -293,7 +293,10 @@ async def test_one_call_reads_few_large_records(store: Store, bytes_each: int, t
     for timer in runs:
         await store.connections.commands.delete(lease_key(timer))
     ids = [timer.id for timer in runs]
-    assert [timer.id for timer in await rescue(store, *ids)] == ids
+    rescued = list[str]()
+    while len(rescued) < len(ids):  # a poll finds the rest again
+        rescued += [timer.id for timer in await rescue(store, *ids[len(rescued) :])]
+    assert rescued == ids
     for timer in runs[:20]:
         await store.connections.commands.delete(lease_key(timer))
     await store.arm([arming(f"due-{number:02}", spec={"payload": "x" * bytes_each}) for number in range(20)])

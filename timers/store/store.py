@@ -3,9 +3,8 @@
 import time
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Final, Literal, NamedTuple
 
 from redis.asyncio import Redis
@@ -376,43 +375,23 @@ class Store:
     async def rescue(
         self, shard: int, orphans: Sequence[Identity], *, pod: str, lease_ms: int, processors: Mapping[str, str] = {}
     ) -> Claimed:
-        """Take over runs whose lease has expired; leave out those whose lease has not. The history names each queue's
-        processor."""
-        named = [(prefix, timer_id, processors.get(prefix, "-")) for prefix, timer_id in orphans]
-        all_rescued = Claimed([], [], {})
-        async for rescued, bad, newer, _ in self._in_parts("rescue", shard, [pod, lease_ms], named):
-            some = self._claimed(rescued, bad, newer, pod, lease_ms)
-            all_rescued.timers.extend(some.timers)
-            all_rescued.unreadable.extend(some.unreadable)
-            all_rescued.quarantined.update(some.quarantined)
-        return all_rescued
+        """Take over runs whose lease has expired, about a megabyte of records; leave out those whose lease has not. The
+        history names each queue's processor."""
+        named = [part for prefix, timer_id in orphans for part in (prefix, timer_id, processors.get(prefix, "-"))]
+        rescued, bad, newer = await self.run("rescue", shard, [pod, lease_ms, *named])
+        return self._claimed(rescued, bad, newer, pod, lease_ms)
 
     async def extend(
         self, shard: int, timers: Sequence[Timer], *, pod: str, lease_ms: int, via: Scripts | None = None
     ) -> list[Timer]:
         """Extend leases. Returns the timers whose lease went to a newer token."""
-        named, lost, start = [(timer.prefix, timer.id, timer.token) for timer in timers], list[Timer](), 0
-        async for indexes, seen in self._in_parts("extend", shard, [pod, lease_ms], named, via=via):
-            lost += [timers[start + int(index)] for index in indexes]
-            start += seen
+        lost, left = list[Timer](), timers
+        while left:  # a call stops after a megabyte of records
+            named = [part for timer in left for part in (timer.prefix, timer.id, timer.token)]
+            indexes, seen = await self.run("extend", shard, [pod, lease_ms, *named], via=via)
+            lost += [left[int(index)] for index in indexes]
+            left = left[int(seen) :]
         return lost
-
-    async def _in_parts(
-        self,
-        name: str,
-        shard: int,
-        head: Sequence[scripts.Argument],
-        named: Sequence[tuple[scripts.Argument, ...]],
-        *,
-        via: Scripts | None = None,
-    ) -> AsyncIterator[list[Any]]:
-        """The answers of a script that reads a megabyte of records of the timers that are `named`, and says at the end
-        how many those were: of one call, or for large records of several."""
-        while named:
-            arguments = [*head, *chain.from_iterable(named)]
-            answer = await self.run(name, shard, arguments, via=via)
-            yield answer
-            named = named[int(answer[-1]) :]
 
     async def settle(
         self,

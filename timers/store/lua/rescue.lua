@@ -2,9 +2,9 @@
 -- Take over runs whose pod let the lease expire. A rescue counts as a claim (attempt + 1, a new token) and as a failure, because
 -- the pod died during the run or stopped extending its lease.
 
-local MOST_BYTES, bytes = 1000000, 0   -- of records; with more, the rest is left for the next call
+local MOST_BYTES, bytes = 1000000, 0   -- of records; with more, the rest is left for the next poll
 local pod, lease_ms = unpack(ARGV, 2, 3)
-local rescued, bad, newer, seen = {}, {}, {}, 0
+local rescued, bad, newer = {}, {}, {}
 
 local function rescue(prefix, id, processor)
   local member = member_of(prefix, id)
@@ -29,11 +29,8 @@ local function rescue(prefix, id, processor)
   rescued[n + 1], rescued[n + 2], rescued[n + 3] = prefix, id, write(member, r)
 end
 
-local rests = moves() or unchecked()
-for i = 4, #ARGV, 3 do
-  if bytes > MOST_BYTES then break end
-  if not rests then rescue(ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
-  seen = seen + 1
+for i = 4, (moves() or unchecked()) and 3 or #ARGV, 3 do
+  if bytes <= MOST_BYTES then rescue(ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
 end
 conclude()
-return {now_text, rescued, bad, newer, seen}
+return {now_text, rescued, bad, newer}
