@@ -2,6 +2,7 @@
 fields, and the values that several models and calls take. Also which prefix serves which."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Annotated, Any, Final, Self, get_args
@@ -55,6 +56,11 @@ _ACCEPTED: Final = {
 """Pydantic's words for Python types, in the words of JSON."""
 
 
+UNKNOWN_NAMED: Final = 10
+"""How many unknown fields of one input have an error each. The others are counted: a body can have thousands, and a
+batch a thousand such bodies."""
+
+
 def one_of(names: Iterable[str]) -> str:
     """The rule that a field's name breaks that is none of these."""
     return f"one of the fields {', '.join(names)}"
@@ -72,7 +78,13 @@ def invalid_input(error: ValidationError, model: type[BaseModel] | None = None) 
     """Turn a pydantic error, of this model if it was one, into one of this project's."""
     found: list[FieldError] = []
     known_at = cache(lambda path: one_of(_fields_at(model, path)))  # once, and not for each of thousands
+    unknown, unnamed = 0, Counter[tuple[int | str, ...]]()
     for item in error.errors(include_url=False):
+        if item["type"] == "extra_forbidden":
+            unknown += 1
+            if unknown > UNKNOWN_NAMED:
+                unnamed[item["loc"][:-1]] += 1
+                continue
         cause = item.get("ctx", {}).get("error")
         path = ".".join(str(part) for part in item["loc"])
         if isinstance(cause, InvalidInput):
@@ -84,6 +96,8 @@ def invalid_input(error: ValidationError, model: type[BaseModel] | None = None) 
         else:
             accepted = _ACCEPTED.get(item["type"], item["msg"].removeprefix("Input should be "))
             found.append(FieldError(path, shown(item["input"]), accepted))
+    for within, number in unnamed.items():
+        found.append(FieldError(".".join(map(str, within)), f"each of {number} more fields", known_at(within)))
     return InvalidInput(found)
 
 
