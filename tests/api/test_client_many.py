@@ -1,6 +1,7 @@
 """TimerClient with many timers: lists, actions, stats, prefixes, pods, pause, events."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from enum import Enum
 from functools import partial
@@ -16,6 +17,7 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.client import Armed, TimerClient, client_over, feed_of
 from timers.client.feed import LOG_LIMIT, Dropped, Feed, Gap, Open
 from timers.client.fleet import Declared
+from timers.client.planning import plan
 from timers.core.model import Status
 from timers.core.shapes import Action
 from timers.core.spec import NewTimer
@@ -24,7 +26,7 @@ from timers.errors import AlreadyExists, InvalidInput, Unavailable
 from timers.store.filters import Filter
 from timers.store.listing import Page, read_page
 from timers.store.notifications import Change, changes
-from timers.store.store import Store
+from timers.store.store import Arming, Store
 
 
 @pytest.fixture
@@ -48,6 +50,27 @@ async def test_pages_join_to_the_whole_list(client: TimerClient) -> None:
     second = await client.list(limit=10, cursor=first.next_cursor)
     assert [timer.id for timer in (*first.items, *second.items)] == [f"t{i:04}" for i in range(20)]
     assert [timer.id async for timer in client.iterate()] == [f"t{i:04}" for i in range(25)]
+
+
+async def test_the_loop_gets_its_turns_while_a_batch_is_planned(
+    client: TimerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Searching a calendar takes so long that a thousand timers stopped the loop for half a second."""
+    await arm(client, 1)  # founds the shards, so that the batch is armed in parts
+    monkeypatch.setattr("timers.store.cooperative.SLICE_SECONDS", 0.0)
+    turn, planned = 0, Counter[int]()
+
+    def plans(*args: Any, **options: Any) -> Arming:
+        planned[turn] += 1
+        return plan(*args, **options)
+
+    monkeypatch.setattr("timers.client.client.plan", plans)
+    batch = asyncio.create_task(client.batch([{"prefix": "test", "delay": "1h"}] * 1000))
+    while not batch.done():
+        await asyncio.sleep(0)
+        turn += 1
+    assert planned.total() == len(await batch) == 1000
+    assert max(planned.values()) <= 2
 
 
 async def test_a_list_is_stable_while_timers_come_and_go(client: TimerClient) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import tracemalloc
+from collections import Counter
 from io import BytesIO
 from typing import Any
 from urllib.parse import urlsplit
@@ -166,6 +167,25 @@ async def test_of_too_many_lines_none_is_read(api: Api) -> None:
     (error,) = reply.problem(422, "invalid-input")["errors"]
     assert (error["field"], error["value"]) == ("timers", "'more than 1000 timers'")
     assert most_bytes < 10_000_000
+
+
+async def test_the_loop_gets_its_turns_while_the_results_of_a_batch_are_written(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("timers.store.cooperative.SLICE_SECONDS", 0.0)
+    turn, written, result = 0, Counter[int](), routes._result
+
+    def writes(came: Any) -> dict[str, Any]:
+        written[turn] += 1
+        return result(came)
+
+    monkeypatch.setattr(routes, "_result", writes)
+    asked = asyncio.create_task(batch(api, *[wish("x", wrong=1)] * 1000))
+    while not asked.done():
+        await asyncio.sleep(0)
+        turn += 1
+    assert written.total() == len((await asked).body["results"]) == 1000
+    assert max(written.values()) <= 2
 
 
 async def test_one_timer_twice_in_a_batch_is_armed_once(api: Api) -> None:

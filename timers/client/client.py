@@ -47,7 +47,7 @@ from timers.settings import Settings, load_worker_settings
 from timers.store import keys, queries
 from timers.store.callers import Quota, Quotas
 from timers.store.codec import encode_act
-from timers.store.cooperative import Turn
+from timers.store.cooperative import Turn, cooperatively
 from timers.store.filters import Filter, Visible
 from timers.store.identity import Loss
 from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
@@ -240,16 +240,19 @@ class TimerClient(Timers):
         if traceparent is not None:
             check_traceparent(traceparent)
         await self._open()
-        arm = partial(self._arm_some, traceparent)
+        arm = partial(self._arm_some, traceparent, asyncio.Lock())
         return await self._group_commit.in_parts(news, arm, together=self._quota is not None)
 
-    async def _arm_some(self, traceparent: str | None, news: Sequence[Wish], turn: Turn) -> Results:
+    async def _arm_some(
+        self, traceparent: str | None, planning: asyncio.Lock, news: Sequence[Wish], turn: Turn
+    ) -> Results:
         store = await self._open()
-        now_ms = store.clock.now_ms()
-        planned = [
-            new if isinstance(new, Exception) else tried(plan, new, now_ms, traceparent, self._by, self._durability)
-            for new in news
-        ]
+        async with planning:  # the parts of a batch share the turns of one
+            now_ms = store.clock.now_ms()
+            planned = [
+                new if isinstance(new, Exception) else tried(plan, new, now_ms, traceparent, self._by, self._durability)
+                async for new in cooperatively(news)
+            ]
         prefixes = {p.prefix for p in planned if isinstance(p, Arming)}
         try:
             refused = await self._declared.refusals(prefixes, self._visible)
