@@ -12,6 +12,7 @@ from redis.exceptions import ResponseError
 from tests.engine.fleet import options_of, until
 from tests.engine.judging import judging
 from tests.waiting import DEADLINE_SECONDS
+from timers.bare.keys import Heard
 from timers.engine.canary import Canary
 from timers.engine.pod import Pod
 from timers.errors import RedisRights, Unavailable
@@ -165,7 +166,7 @@ async def test_what_a_pod_has_heard_counts_from_before_it_asked_for_the_subscrip
     """A pod that stood still before it read the confirmation took what had come meanwhile for news."""
     _, canary = judging(Pod(rig.store, Registry([]), options_of("b")))
     canary.resubscribed(AT_MS)
-    assert canary.count(X) == (AT_MS, "b", 1)
+    assert canary.count(X) == Heard(AT_MS, "b", 1)
 
 
 def _two() -> tuple[Canary, Canary]:
@@ -180,21 +181,21 @@ def _two() -> tuple[Canary, Canary]:
 
 async def test_pods_that_have_heard_a_canary_of_any_pod_count_expiries_alike() -> None:
     one, other = _two()
-    assert (one.count(X), other.count(X)) == ((AT_MS, "a", 1), (AT_MS + 1, "b", 1))
+    assert (one.count(X), other.count(X)) == (Heard(AT_MS, "a", 1), Heard(AT_MS + 1, "b", 1))
     for number in (1, 2):
         for canary in (one, other):
             canary.heard("a:1", AT_MS + 50)
-            assert canary.count(X) == (AT_MS + 50, "", number)
-            assert canary.count(("note", f"y{number}")) == (AT_MS + 50, "", 1)
+            assert canary.count(X) == Heard(AT_MS + 50, "", number)
+            assert canary.count(("note", f"y{number}")) == Heard(AT_MS + 50, "", 1)
     other.heard("c:9", AT_MS + 60)
-    assert other.count(X) == (AT_MS + 60, "", 1)
+    assert other.count(X) == Heard(AT_MS + 60, "", 1)
 
 
 async def test_a_new_subscription_counts_alone_again() -> None:
     one, _ = _two()
     one.heard("a:1", AT_MS + 50)
     one.resubscribed(AT_MS + 100)
-    assert one.count(X) == (AT_MS + 100, "a", 1)
+    assert one.count(X) == Heard(AT_MS + 100, "a", 1)
 
 
 @pytest.mark.parametrize("at_ms", [0, AT_MS - 1, AT_MS, AT_MS + 60_000])
@@ -202,7 +203,7 @@ async def test_a_canary_that_is_old_or_forged_changes_no_count(at_ms: int) -> No
     """It may have expired before this pod subscribed, and come late; an earlier version's says no time."""
     one, _ = _two()
     one.heard("c:9", at_ms)
-    assert one.count(X) == (AT_MS, "a", 1)
+    assert one.count(X) == Heard(AT_MS, "a", 1)
 
 
 async def test_what_is_counted_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

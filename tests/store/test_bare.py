@@ -252,6 +252,27 @@ async def test_a_key_that_was_set_again_during_the_run_and_expired_sooner_fires_
     assert [timer.payload for timer in await claim(store)] == [None]
 
 
+async def test_an_earlier_expiry_reported_again_forgets_no_key_that_was_found_since(store: Store) -> None:
+    """Pods repeat what they heard during a run, twice a second. The key fired without its value."""
+    assert await announce(store) == "due"
+    (timer,) = await claim(store)
+    assert await announce(store, 2) == "running"
+    await put(store, '"third"', ms=500)
+    assert await adopt(store) == "running"
+    again = Heard(1, "", 2, again=True)
+    assert await BareKeys(store).announce({A: again}) == {A: "running"}
+    await key_gone(store, KEY)
+    assert await announce(store, 3) == "running"
+    await settle(store, an_end(timer))
+    assert await BareKeys(store).announce({A: again}) == {A: "look"}
+    assert await resolve(store, "expired", heard=again) == "due"
+    (timer,) = await claim(store)
+    assert (timer.payload, timer.occurrence) == ("third", 2)
+    await settle(store, an_end(timer))
+    assert await announce(store, 2) == "known"
+    assert await announce(store, 3) == "due"
+
+
 async def test_what_was_found_during_an_earlier_occurrence_is_forgotten(store: Store) -> None:
     """A pod of an earlier version has adopted the key after the run, and it has fired."""
     timer = await set_during_the_run(store, HOUR_MS)

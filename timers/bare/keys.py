@@ -46,6 +46,8 @@ class Heard(NamedTuple):
     since_ms: int
     alone: str
     number: int
+    again: bool = False
+    """Whether a shard was told before, and answered that the timer runs."""
 
     @property
     def since(self) -> str:
@@ -233,7 +235,8 @@ class BareKeys:
 
     async def announce(self, heard: Mapping[Identity, Heard]) -> dict[Identity, str]:
         """Make the timers of expired keys due. Codes: due, known, running, look, refused."""
-        return await self._run("resolve", {i: (one.number, "heard", one.since) for i, one in heard.items()})
+        said = {i: (one.number, "again" if one.again else "heard", one.since) for i, one in heard.items()}
+        return await self._run("resolve", said)
 
     async def after_runs(self, gone: Mapping[Identity, bool]) -> dict[Identity, str]:
         """Adopt keys that were found during runs which have ended, and forget those that are gone before their

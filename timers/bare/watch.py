@@ -255,7 +255,7 @@ class BareWatch:
                 if code == "due":
                     self._mark(self._keys.store.shard_of(*identity), identity[0])
                 elif code == "running":
-                    self._add(identity, batch[identity], AGAIN_SECONDS)
+                    self._add(identity, batch[identity]._replace(again=True), AGAIN_SECONDS)
                 elif code == "refused":
                     self._refuse(identity)
             # A key that exists again has nothing to report. Once it was read, the shard can judge the others.

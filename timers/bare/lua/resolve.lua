@@ -17,7 +17,7 @@ local function came_from_key(r)
 end
 
 -- Whoever may PUBLISH can forge an expiry. So it may start a new timer, but not change one that was armed otherwise.
-local function heard(prefix, id, member, number, since)
+local function heard(prefix, id, member, number, since, is_repeat)
   if known_deadline(member) then return 'look' end
   local r, _, newer = read_or_clear(prefix, id, member)
   if newer then return 'newer' end
@@ -33,8 +33,8 @@ local function heard(prefix, id, member, number, since)
   if not is_news(member, since, number, r) then return 'known' end
   if r and (r.status == 's' or not came_from_key(r)) then return 'refused' end
   if runs then
-    -- It had been set again, and nobody has read to what.
-    if deadline and now < tonumber(deadline) then call('HDEL', root .. 'meanwhile', member) end
+    -- It had been set again, and nobody has read to what; unless the pod told of this expiry before, perhaps before that key was found.
+    if deadline and not is_repeat and now < tonumber(deadline) then call('HDEL', root .. 'meanwhile', member) end
     return 'running'
   end
   answered(member, since, number, now_text)
@@ -99,7 +99,7 @@ local answer = {now_text}
 for i = 4, #ARGV do
   local prefix, id, number, found, rest = string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d+)\n(%S+)\n(.*)$')
   local member = member_of(prefix, id)
-  if found == 'heard' then answer[i - 2] = heard(prefix, id, member, number, rest)
+  if found == 'heard' or found == 'again' then answer[i - 2] = heard(prefix, id, member, number, rest, found == 'again')
   elseif found == 'left' or found == 'gone' then answer[i - 2] = after_run(prefix, id, member, found)
   else answer[i - 2] = looked(prefix, id, member, tonumber(number), found, rest) end
 end
