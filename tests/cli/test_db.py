@@ -121,6 +121,18 @@ def test_a_database_that_can_only_be_read_is_a_problem(bare: CommandLine) -> Non
     assert status.json["problem"] == "the ledger is not available: cannot execute UPDATE in a read-only transaction"
 
 
+def test_a_database_whose_disk_is_full_is_a_problem(bare: CommandLine) -> None:
+    url = postgres.new_database()
+    bare.monkeypatch.setenv("TIMERS_LEDGER_URL", url)
+    bare("db", "upgrade")
+    raises = "RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE disk_full USING MESSAGE = 'no space'; END $$"
+    execute(url, f"CREATE FUNCTION full_disk() {raises}")
+    execute(url, "CREATE TRIGGER full_disk BEFORE INSERT ON timers_timers FOR EACH ROW EXECUTE FUNCTION full_disk()")
+    status = bare("db", "status", "-o", "json")
+    assert status.code == 1
+    assert status.json["problem"] == "the ledger is not available: no space"
+
+
 def test_shards_that_no_pod_has_copied_yet_are_shown(filled: CommandLine) -> None:
     assert filled("db", "status", "-o", "json").json["shards_behind"] == ["0 (restore, 0 %)"]
 

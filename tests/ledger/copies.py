@@ -28,6 +28,23 @@ async def read_only(database: Database) -> AsyncIterator[None]:
     await _change(database, off)
 
 
+@asynccontextmanager
+async def full_disk(database: Database) -> AsyncIterator[None]:
+    """The database lets this process change what it has, and add nothing: SQLite's own limit of pages, and a trigger
+    with the error of PostgreSQL, stand for the disk."""
+    on, off = ["PRAGMA max_page_count = 1"], ["PRAGMA max_page_count = 1000000"]  # what is there may stay
+    if database.dialect == "postgresql":
+        raises = "RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE disk_full USING MESSAGE = 'no space'; END $$"
+        on = [
+            f"CREATE FUNCTION full_disk() {raises}",
+            "CREATE TRIGGER full_disk BEFORE INSERT ON timers_timers FOR EACH ROW EXECUTE FUNCTION full_disk()",
+        ]
+        off = ["DROP FUNCTION full_disk CASCADE"]
+    await _change(database, on)
+    yield
+    await _change(database, off)
+
+
 async def _change(database: Database, statements: Iterable[str]) -> None:
     async with database.transaction(writes=False) as connection:
         for statement in statements:

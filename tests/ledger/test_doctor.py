@@ -1,11 +1,13 @@
 """The doctor's check of the ledger."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
 from tests.engine.fleet import Calls, Fleet
-from tests.ledger.copies import agreed, read_only, say
+from tests.ledger.copies import agreed, full_disk, read_only, say
 from tests.waiting import eventually
 from timers.client import copies
 from timers.doctor import ledger as ledger_check
@@ -47,8 +49,11 @@ async def test_a_database_that_is_away_or_without_tables_fails(fleet: Fleet, led
     await empty.close()
 
 
-async def test_a_database_that_only_lets_itself_be_read_fails(fleet: Fleet, database: Database) -> None:
-    async with read_only(database):
+@pytest.mark.parametrize("cut", [read_only, full_disk])
+async def test_a_database_that_lets_nothing_be_written_fails(
+    fleet: Fleet, database: Database, cut: Callable[[Database], AbstractAsyncContextManager[None]]
+) -> None:
+    async with cut(database):
         check = await check_of(fleet, database)
     assert check.level == "fail"
     assert check.said.startswith("the ledger is not available: ")

@@ -1,8 +1,8 @@
 """A pod says at `/metrics` and `/readyz` how the ledger is and how far it is behind, and stays ready."""
 
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 
 import pytest
 from sqlalchemy import text
@@ -11,7 +11,7 @@ from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.engine.fleet import Calls, Fleet
 from tests.engine.own import OwnServer
-from tests.ledger.copies import in_ledger, read_only, say
+from tests.ledger.copies import full_disk, in_ledger, read_only, say
 from tests.ledger.hurry import hurried
 from tests.waiting import eventually
 from timers.ledger import database as database_module
@@ -127,13 +127,14 @@ async def test_a_pod_without_a_worker_tells_whether_it_can_use_the_ledger(
         await eventually(well, "it is well again")
 
 
-async def test_a_database_that_only_lets_itself_be_read_is_told(
-    fleet: Fleet, database: Database, ledger_url: str
+@pytest.mark.parametrize("cut", [read_only, full_disk])
+async def test_a_database_that_lets_nothing_be_written_is_told(
+    fleet: Fleet, database: Database, ledger_url: str, cut: Callable[[Database], AbstractAsyncContextManager[None]]
 ) -> None:
     assert database.dialect
     async with running_api(fleet.url, [done], ledger=ledger_url) as api:
         assert api.client.ledger is not None
-        async with read_only(api.client.ledger):
+        async with cut(api.client.ledger):
 
             async def noticed() -> bool:
                 said = await warnings(api)

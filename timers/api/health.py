@@ -179,8 +179,9 @@ class HealthRoutes:
         losses, dropped = len(self._client.losses), self._client.events_dropped
         seconds, nodes = self._answer_seconds, self._connections.nodes
         waited = _within(seconds, self._inbox)
-        figures, inbox_seconds, away, (trouble, is_full, _) = await asyncio.gather(
-            _db_figures(self._client, seconds), waited, away_from(self._connections, seconds), self._seen.get()
+        asked = _within(seconds, self._asked)
+        figures, inbox_seconds, away, (trouble, is_full, _), _ = await asyncio.gather(
+            _db_figures(self._client, seconds), waited, away_from(self._connections, seconds), self._seen.get(), asked
         )
         has_all = figures is not None
         text = self._metrics.render(

@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager, contextmanager
 from math import inf
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final, NamedTuple, TypeVar
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, event, false, make_url, text, update
+from sqlalchemy import URL, Connection, Text, event, false, make_url, text, update
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -60,6 +61,10 @@ _LACKING: Final = text("""
     FROM unnest(CAST(:names AS text[])) name, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) wanted
     WHERE NOT has_table_privilege(name, wanted)
 """)
+_ROOM: Final = {"postgresql": 1 << 10, "sqlite": 1 << 16}
+"""How large the row is by which to see whether there is room: on SQLite more than any page has left. PostgreSQL keeps
+what is undone until it cleans up."""
+
 _LACKS: Final = re.compile(r"no such (table|column)|(relation|column) .+ does not exist")
 # PgBouncer gives each transaction another connection, which does not know the statements prepared on the one before.
 _UNPREPARED: Final[dict[str, dict[str, Any]]] = {
@@ -101,15 +106,18 @@ class Database:
         self.dialect = self.engine.dialect.name
         self._free = asyncio.Semaphore(1 if self.dialect == "sqlite" else CONNECTIONS)
         self._failed: str | None = None
+        self._has_no_room: str | None = None
+        """Why the last look found that no row could be added. Other accesses do not tell that there is room again: most
+        of what pods write while nothing happens changes no row."""
         self._under_way: list[tuple[float, str | None]] = []
         """Since when, and the request for which, if it is for one."""
 
     @property
     def trouble(self) -> str | None:
-        """Why an access did not work, if none that writes has worked since, or that one has had no answer for long.
-        None if all is well."""
+        """Why an access did not work, if none that writes has worked since, or that one has had no answer for long, or
+        that no row can be added. None if all is well."""
         waited = time.monotonic() - min((began for began, _ in self._under_way), default=inf)
-        return f"{_AWAY}: no answer for {waited:.0f} s" if waited > BUSY_SECONDS else self._failed
+        return f"{_AWAY}: no answer for {waited:.0f} s" if waited > BUSY_SECONDS else self._failed or self._has_no_room
 
     def requests_waiting(self) -> frozenset[str]:
         """The ids of the requests whose accesses have had no answer for more than a moment."""
@@ -187,8 +195,18 @@ class Database:
 
     async def ping(self) -> None:
         """Make sure that the database answers, lets this user do with each table what pods do, and lets timers be
-        written: many keep answering while they are set to read-only, such as when their disk is full."""
-        await self.do(_try)
+        written: many keep answering while they are set to read-only, or their disk is full."""
+        await self.do(self._look)
+
+    async def _look(self, connection: AsyncConnection) -> None:
+        await _try(connection)
+        try:
+            with translated():
+                await _add(connection)
+        except LedgerUnavailable as error:
+            self._has_no_room = str(error)
+            raise
+        self._has_no_room = None
 
     async def inbox_seconds(self) -> float:
         """How long the first row of the inbox has waited; 0 if there is none."""
@@ -248,6 +266,15 @@ async def _try(connection: AsyncConnection) -> None:
         if lacking:
             raise LedgerUnavailable(f"{_AWAY}: its user lacks {', '.join(lacking)}")
     await connection.execute(update(timers).values(shard=0).where(false()))
+
+
+async def _add(connection: AsyncConnection) -> None:
+    """Add a timer, of a name that no timer can have, and undo it."""
+    row: dict[str, Any] = {column.name: "" if isinstance(column.type, Text) else 0 for column in timers.c}
+    row |= {"id": token_hex(8), "spec": "x" * _ROOM[connection.dialect.name], "pending": False}
+    undone = await connection.begin_nested()
+    await connection.execute(timers.insert(), row)
+    await undone.rollback()
 
 
 def _revision(connection: Connection) -> str | None:
