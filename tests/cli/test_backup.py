@@ -5,6 +5,7 @@ import base64
 import errno
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -321,6 +322,19 @@ def test_rebase_keeps_the_distances(there: Service) -> None:
         "step": 1,
         "first_due": past + moved_ms,
     }
+
+
+def test_a_rebased_import_says_how_to_repeat_it(there: Service) -> None:
+    """What it had not reached was moved further than the rest."""
+    due_ms = 1_795_132_800_000 + HOUR_MS
+    lines = file_of(*(timer_line(id, status="scheduled", due_ms=due_ms) for id in "ab"))
+    first = there("import", there.file(lines[:2]), "--rebase")
+    (said,) = re.findall(r"repeat the import with --rebase-at (\S+): ", first.err)
+    assert there.timers().keys() == {"a"}
+    there.imported(lines, "--rebase-at", said)
+    assert len({line["due_ms"] for line in there.timers().values()}) == 1
+    assert there.timers().keys() == {"a", "b"}
+    assert there("import", "--rebase-at", "soon").refusal(2).startswith("timers: --rebase-at: 'soon' is not accepted")
 
 
 def test_one_that_ran_is_scheduled_with_its_attempts(there: Service) -> None:

@@ -22,7 +22,6 @@ async def imported(fleet: Fleet, lines: list[bytes], **options: Any) -> Report:
     begun = Import(
         fleet.store,
         lines[0],
-        now_ms=await fleet.store.now_ms(),
         tell=lambda number, why: bad.append(f"{number}: {why}"),
         **options,
     )

@@ -13,7 +13,7 @@ from timers.cli.shared import OnlyOf, Output, cell, given_file, note, progress, 
 from timers.client import TimerClient, open_redis
 from timers.client.backup import IfExists, Import, Report, export, number_of_timers
 from timers.client.moving import Mover, abort, preview
-from timers.core.durations import FromNow, parse_bound, parse_ms
+from timers.core.durations import FromNow, format_time, parse_bound, parse_ms, parse_time
 from timers.core.fields import check_prefixes
 from timers.errors import ConfigurationError, InvalidInput, Moving, Unavailable
 from timers.setting_values import MAX_SHARDS, check_given_url, redacted, without_account
@@ -169,24 +169,39 @@ def import_all(
         typer.Option(help="If there is a timer of that name: newer keeps the one that was created or changed later."),
     ] = "newer",
     rebase: Annotated[bool, typer.Option("--rebase", help="Move all due times by the age of the export.")] = False,
+    rebase_at: Annotated[
+        str | None,
+        typer.Option(
+            "--rebase-at",
+            metavar="TIME",
+            help="By its age at that time: to repeat an import with --rebase, which says the time.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what it would do.")] = False,
     output: Output = "table",
 ) -> None:
     """Put the timers of an export into this db. Repeat it after an interruption: what is there stays. Exit with 1 if a
     line is bad or the export was cut."""
 
+    told_ms = None if rebase_at is None else parse_time(rebase_at, "--rebase-at")
+
     async def put(client: TimerClient, store: Store) -> Report:
-        lines = _lines(opened)
+        lines, at_ms = _lines(opened), told_ms
+        if at_ms is None and rebase:
+            at_ms = await store.now_ms()
         begun = Import(
             store,
             next(lines, None) or b"",
-            now_ms=await store.now_ms(),
             tell=lambda number, why: note(f"line {number}: {' '.join(why.split())}"),
             if_exists=if_exists,
-            rebase=rebase,
+            rebased_at_ms=at_ms,
             dry_run=dry_run,
             ledger=client.ledger,
         )
+        again = "repeat the import"
+        if at_ms is not None:
+            again += f" with --rebase-at {format_time(at_ms)}"
+            note(f"if this is interrupted, {again}: with --rebase, what is left would move further")
         try:
             with progress("import", begun.expected) as tell:
                 for number, line in enumerate(lines, 1):
@@ -195,7 +210,7 @@ def import_all(
                         tell(number)
                 return await begun.end()
         except Unavailable as error:
-            raise Unavailable(f"{error}; repeat the import, which continues where this one stopped") from error
+            raise Unavailable(f"{error}; {again}, which continues where this one stopped") from error
 
     with given_file("FILE", file) as opened:
         report = run(put)

@@ -199,22 +199,22 @@ class Import:
         store: Store,
         header: bytes,
         *,
-        now_ms: int,
         tell: Callable[[int, str], None],
         if_exists: IfExists = "newer",
-        rebase: bool = False,
+        rebased_at_ms: int | None = None,
         dry_run: bool = False,
         ledger: "Database | None" = None,
     ) -> None:
-        """`tell` is called with the number of each bad line, and what is wrong with it. Raises Refused if the header is
-        none."""
+        """`tell` is called with the number of each bad line, and what is wrong with it. With `rebased_at_ms`, due times
+        are as far from it as they were from the export; an import that is repeated needs the same. Raises Refused if
+        the header is none."""
         self._ledger = None if dry_run else ledger
         self._store, self._tell, self._if_exists, self._dry_run = store, tell, if_exists, dry_run
         said = _header(header)
         exported_ms = parse_time(said["time"], "time")
         self.expected: int = said["timers"]
         """About how many timers there are."""
-        self._moved_ms = now_ms - exported_ms if rebase else 0
+        self._moved_ms = 0 if rebased_at_ms is None else rebased_at_ms - exported_ms
         self._cause = f"{IMPORTED} the export of {format_time(exported_ms)}, epoch {said['epoch'] or '-'}"
         self._waiting: list[tuple[int, Restored]] = []
         self._bytes = 0
