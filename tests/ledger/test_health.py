@@ -129,9 +129,14 @@ async def test_a_pod_without_a_worker_tells_whether_it_can_use_the_ledger(
 
 @pytest.mark.parametrize("cut", [read_only, full_disk])
 async def test_a_database_that_lets_nothing_be_written_is_told(
-    fleet: Fleet, database: Database, ledger_url: str, cut: Callable[[Database], AbstractAsyncContextManager[None]]
+    fleet: Fleet,
+    database: Database,
+    ledger_url: str,
+    cut: Callable[[Database], AbstractAsyncContextManager[None]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert database.dialect
+    monkeypatch.setattr(database_module, "ROOM_SECONDS", 0.0)
     async with running_api(fleet.url, [done], ledger=ledger_url) as api:
         assert api.client.ledger is not None
         async with cut(api.client.ledger):
@@ -226,3 +231,21 @@ async def test_a_database_that_never_answers_is_noticed(database: Database, monk
         said.append(database.trouble)
     said.append(database.trouble)
     assert said == [None, "the ledger is not available: no answer for 0 s", None]
+
+
+async def test_a_refused_create_is_looked_into_at_once(
+    fleet: Fleet, database: Database, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "ROOM_SECONDS", 3600.0)
+    async with running_api(fleet.url, [done], ledger=ledger_url) as api:
+        assert api.client.ledger is not None
+        await api.client.ledger.ping()
+        async with full_disk(api.client.ledger):
+            (await api.create("x", payload="x" * 60_000)).problem(503, "ledger-unavailable")
+
+            async def noticed() -> bool:
+                return bool(await warnings(api)) and (await told(api))["timers_ledger_up"] == 0
+
+            await eventually(noticed, "it tells, and goes on telling")
+            assert await noticed()
+    assert database.dialect

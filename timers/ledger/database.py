@@ -65,6 +65,9 @@ _ROOM: Final = {"postgresql": 1 << 10, "sqlite": 1 << 16}
 """How large the row is by which to see whether there is room: on SQLite more than any page has left. PostgreSQL keeps
 what is undone until it cleans up."""
 
+ROOM_SECONDS: Final = 30.0
+"""How often a look makes sure that there is room, while nothing is wrong: PostgreSQL cleans up after it."""
+
 _LACKS: Final = re.compile(r"no such (table|column)|(relation|column) .+ does not exist")
 # PgBouncer gives each transaction another connection, which does not know the statements prepared on the one before.
 _UNPREPARED: Final[dict[str, dict[str, Any]]] = {
@@ -109,6 +112,8 @@ class Database:
         self._has_no_room: str | None = None
         """Why the last look found that no row could be added. Other accesses do not tell that there is room again: most
         of what pods write while nothing happens changes no row."""
+        self._room_until = 0.0
+        """Until then there was room when last looked, and no access has failed since."""
         self._under_way: list[tuple[float, str | None]] = []
         """Since when, and the request for which, if it is for one."""
 
@@ -159,7 +164,7 @@ class Database:
             if writes:  # it may be read while nothing can be written
                 self._failed = None
         except LedgerUnavailable as error:
-            self._failed = str(error)
+            self._failed, self._room_until = str(error), 0.0
             raise
         finally:
             self._under_way.remove(access)
@@ -200,13 +205,15 @@ class Database:
 
     async def _look(self, connection: AsyncConnection) -> None:
         await _try(connection)
+        if time.monotonic() < self._room_until:
+            return
         try:
             with translated():
                 await _add(connection)
         except LedgerUnavailable as error:
             self._has_no_room = str(error)
             raise
-        self._has_no_room = None
+        self._has_no_room, self._room_until = None, time.monotonic() + ROOM_SECONDS
 
     async def inbox_seconds(self) -> float:
         """How long the first row of the inbox has waited; 0 if there is none."""
