@@ -138,6 +138,8 @@ class Metrics(Observer, Collector):
         }
         for durability, reached in product(WAITS, ("yes", "no")):
             self._numbers["timers_durable_total"][durability, reached] = 0
+        for side in ("redis", "ledger"):
+            self._numbers["timers_ledger_drift_total"][side,] = 0
         self._calls = defaultdict[str, _Buckets](partial(_Buckets, ()))
         self._registry = CollectorRegistry()
         self._read: Figures = {}

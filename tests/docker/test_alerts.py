@@ -36,6 +36,7 @@ from timers.client import TimerClient
 from timers.core.durations import format_time
 from timers.core.model import Timer
 from timers.core.outcome import Fail
+from timers.engine import comparing
 from timers.ledger.database import Database
 from timers.processor import Context, Processor, processor
 from timers.store import keys
@@ -403,6 +404,20 @@ async def ledger_behind(stage: Stage) -> AsyncIterator[None]:
     await stage.tells("timers_ledger_lag_seconds 0.0")
 
 
+async def ledger_drift(stage: Stage) -> AsyncIterator[None]:
+    """Somebody deletes a row of the ledger."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("COUNT_SECONDS", "SECOND_LOOK_SECONDS"):
+            patch.setattr(comparing, name, 0.3)
+        client = await stage.start(ledger=await stage.new_ledger())
+        await client.create("test", "x", delay="1h")
+        await stage.tells("timers_ledger_share 1.0")
+        yield
+        await stage.in_ledger("DELETE FROM timers_timers")
+        await stage.tells('timers_ledger_drift_total{side="ledger"} 1.0')
+        yield
+
+
 async def inbox_behind(stage: Stage) -> AsyncIterator[None]:
     """No worker takes the rows."""
     url = await stage.new_ledger()
@@ -466,6 +481,7 @@ TROUBLES: Final[Mapping[str, Callable[[Stage], AsyncIterator[None]]]] = {
     "TimersOutbox": outbox,
     "TimersLedgerDown": ledger_down,
     "TimersLedgerBehind": ledger_behind,
+    "TimersLedgerDrift": ledger_drift,
     "TimersInboxBehind": inbox_behind,
     "TimersInboxRefused": inbox_refused,
     "TimersNotDurable": not_durable,
