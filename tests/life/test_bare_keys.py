@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engine.fleet import Calls, Fleet, Held, until
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.core.explain import attempts
 from timers.core.model import Status, Timer
 from timers.core.spec import TimerChange
@@ -189,9 +189,10 @@ class TestChanges:
                 return int(found.split()[1]) if found else 0
 
             after_ms = await eventually(answered_ms, "it counts as expired")
-            async for message in listener.listen():
-                if message["type"] == "message" and _canary_ms(message["data"]) > after_ms:
-                    break
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                async for message in listener.listen():
+                    if message["type"] == "message" and _canary_ms(message["data"]) > after_ms:
+                        break
         for times in (1, 2) if is_there else (2, 3):
             await fleet.redis.set("note:x", '"short"', px=1)
 

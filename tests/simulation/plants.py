@@ -159,7 +159,7 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "life of a bare key overlooked": Plant(
         {
             "  if since ~= '' and is_news(member, since, number, r) then answered(member, since, number, now_text)\n"
-            "  else answered_unheard(member) end": "  answered(member, '9999999999999@', '0', now_text)"
+            "  else answered_unheard(member) end": "  answered(member, '9999999999999@', '0', '9999999999999')"
         },
         seen_by=367,
     ),
