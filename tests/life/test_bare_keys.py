@@ -1,6 +1,7 @@
 """Bare keys and pods: adoption, changes by key and by API, deletion, and expiry while no pod is alive."""
 
 import asyncio
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -172,7 +173,8 @@ class TestChanges:
         """A key that was deleted or extended just before its deadline, and read after it, counts as expired. The next
         expiry of its name counted as that one, until the next canary."""
         calls = Calls()
-        await fleet.pod(calls, adopt_every_ms=OFTEN_MS, canary_every_seconds=HOUR_MS)
+        pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS, canary_every_seconds=HOUR_MS)
+        await until(lambda: math.isfinite(pod.worker.health().lag_seconds), "the canary of its start has come")
         await fleet.redis.set("note:x", '"first"', px=HOUR_MS)
         await adopted(fleet, "x")
         async with fleet.redis.pubsub() as listener, fleet.redis.pipeline() as read_late:
