@@ -182,7 +182,6 @@ def import_all(
 ) -> None:
     """Put the timers of an export into this db. Repeat it after an interruption: what is there stays. Exit with 1 if a
     line is bad or the export was cut."""
-
     told_ms = None if rebase_at is None else parse_time(rebase_at, "--rebase-at")
 
     async def put(client: TimerClient, store: Store) -> Report:
@@ -199,21 +198,30 @@ def import_all(
             ledger=client.ledger,
         )
         again = "repeat the import"
-        if at_ms is not None:
+        if at_ms is not None and not dry_run:
             again += f" with --rebase-at {format_time(at_ms)}"
             note(f"if this is interrupted, {again}: with --rebase, what is left would move further")
         try:
-            with progress("import", begun.expected) as tell:
-                for number, line in enumerate(lines, 1):
-                    await begun.take(line)
-                    if not number % 1000:
-                        tell(number)
-                return await begun.end()
+            return await _take_all(begun, lines)
         except Unavailable as error:
             raise Unavailable(f"{error}; {again}, which continues where this one stopped") from error
 
     with given_file("FILE", file) as opened:
         report = run(put)
+    _show_import(report, output, dry_run=dry_run)
+
+
+async def _take_all(begun: Import, lines: Iterator[bytes | None]) -> Report:
+    with progress("import", begun.expected) as tell:
+        for number, line in enumerate(lines, 1):
+            await begun.take(line)
+            if not number % 1000:
+                tell(number)
+        return await begun.end()
+
+
+def _show_import(report: Report, output: Output, *, dry_run: bool) -> None:
+    """Exits with 1 if a line is bad or the export was cut."""
     rows = [{"what": kind, "result": result, "number": n} for kind, result, n in report.rows()]
     show({"dry_run": dry_run, **report.to_json()}, output, rows)
     if report.trouble is not None:
