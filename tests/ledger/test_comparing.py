@@ -221,3 +221,26 @@ async def test_counts_tell_of_what_is_lost(fleet: Fleet, database: Database, los
         await fleet.redis.delete(name)
         assert await drift.is_apart(fleet.store, database, 0) == (-number, 0)
         assert await compared(fleet, database) == (number, 0)
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_counts_that_differed_for_nothing_are_soon_believed_again(fleet: Fleet, database: Database) -> None:
+    await fleet.pod(Calls(), ledger=database)
+    await fleet.client.create("note", "a", delay=LATER)
+
+    async def compared_last() -> int:
+        return (await drift.compared(database)).get(0, drift.Compared(0, 0, drift.Drift())).at_ms
+
+    await eventually(compared_last, "a pod has compared at its start")
+    await settled(fleet, database)
+    first = await compared_last()
+    await fleet.redis.hincrby("timers:{0}:counts", "s:other", 1)
+
+    async def again() -> bool:
+        return await compared_last() != first
+
+    await eventually(again, "a pod compares because counts differ, and finds nothing")
+    await fleet.redis.hdel("timers:{0}:counts", "s:other")
+    async with database.transaction() as connection:
+        await connection.execute(delete(timers))
+    await repaired(database, 0, 1)

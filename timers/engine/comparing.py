@@ -46,8 +46,9 @@ class Comparing:
         self._wake = asyncio.Event()
         self._passed: dict[int, float] = {}
         """By shard: when the last comparison began that came to its end."""
-        self._fruitless: dict[int, float] = {}
-        """By shard: when counts differed though all timers were the same."""
+        self._waits: dict[int, float] = {}
+        """By shard where counts differed though all timers were the same: the seconds until counts are believed again.
+        Each time doubles them, because what is in flight may make them differ often."""
 
     async def count_all(self) -> None:
         """The service `ledger_counts`. Counts that differ twice in the same direction ask for a comparison at once."""
@@ -63,7 +64,7 @@ class Comparing:
                     self._wake.set()
 
     def _may_hurry(self, shard: int) -> bool:
-        return time.monotonic() - self._fruitless.get(shard, -PASS_SECONDS) >= PASS_SECONDS
+        return time.monotonic() - self._passed.get(shard, 0.0) >= self._waits.get(shard, 0.0)
 
     async def _whole(self, shards: list[int]) -> list[int]:
         """Those that agree with the ledger as far as is known. The others are restored or copied as a whole."""
@@ -82,8 +83,10 @@ class Comparing:
             drift = await self._compare(shard)
             self._urgent.discard(shard)
             self._passed[shard] = began
-            if urgent and not any(drift):
-                self._fruitless[shard] = began
+            if any(drift):
+                self._waits.pop(shard, None)
+            elif urgent:
+                self._waits[shard] = min(max(2 * self._waits.get(shard, 0.0), COUNT_SECONDS), PASS_SECONDS)
 
     async def _next(self) -> int | None:
         """The shard to compare now: one whose counts differ, or one whose turn has come."""
