@@ -3,19 +3,17 @@
 import hashlib
 import importlib
 import struct
+from collections.abc import Callable, Iterable
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import lupa
 
 from tests.simulation.data import Keys, Refused, Reply
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 _SET_UP: Final = """
-function(command, sha1hex, pack, unpack_)
-  local type, error, pcall = type, error, pcall
+function(command, sha1hex, pack, unpack_, list)
+  local type, unpack, error, pcall = type, unpack, error, pcall
   redis = {pcall = command, sha1hex = sha1hex, acl_check_cmd = function() return true end,
            error_reply = function(said) return {err = said} end, status_reply = function(said) return {ok = said} end}
   redis.call = function(...)
@@ -27,12 +25,18 @@ function(command, sha1hex, pack, unpack_)
   return function(script, keys, argv)
     KEYS, ARGV = keys, argv
     local is_fine, answer = pcall(script)
-    if is_fine then return answer end
-    if type(answer) == 'table' then return {err = answer.err} end
-    return {err = 'ERR ' .. tostring(answer)}
+    if not is_fine then
+      if type(answer) ~= 'table' then return {err = 'ERR ' .. tostring(answer)} end
+      return {err = answer.err}
+    end
+    if type(answer) ~= 'table' or answer.err then return answer end
+    return list, unpack(answer)
   end
 end
 """
+
+_LIST: Final = b"list"
+"""Comes first where a script returns a list: its parts come one by one, which takes less than to ask for them."""
 
 with lupa.allow_lua_module_loading():
     _LUA: Final[Any] = importlib.import_module("lupa.lua51")
@@ -46,7 +50,8 @@ class Lua:
         self._keys: Keys | None = None
         self._compiled: dict[bytes, Any] = {}
         self._table: Callable[..., Any] = self._lua.table_from
-        self._call: Callable[..., Any] = self._lua.eval(_SET_UP)(self._command, _sha1hex, _pack, _unpack)
+        self._call: Callable[..., Any] = self._lua.eval(_SET_UP)(self._command, _sha1hex, _pack, _unpack, _LIST)
+        self._lua.execute(b"collectgarbage('setpause', 1000)")  # its garbage is small, and looking for it is not
 
     def run(self, keys: Keys, script: bytes, roots: list[bytes], arguments: list[bytes]) -> Reply:
         """Run a script, given as its text."""
@@ -55,7 +60,10 @@ class Lua:
             # Its first line tells a server the script's flags.
             compiled = self._compiled[script] = self._lua.eval(b"function() " + script.partition(b"\n")[2] + b"\nend")
         self._keys = keys
-        return _answer(self._call(compiled, self._table(roots), self._table(arguments)))
+        answer = self._call(compiled, self._table(roots), self._table(arguments))
+        if type(answer) is tuple:
+            return _parts(answer[1:])
+        return [] if answer == _LIST else _answer(answer)
 
     def _command(self, *given: Any) -> Any:
         keys = self._keys
@@ -77,17 +85,23 @@ def _text(value: float) -> bytes:
     return b"%d" % value if value == int(value) else b"%.17g" % value
 
 
+def _parts(values: Iterable[Any]) -> list[Reply]:
+    """The parts of a list, up to the first nil."""
+    return [_answer(part) for part in iter(iter(values).__next__, None)]
+
+
 def _answer(value: Any) -> Reply:
     """What Lua returned, as a client gets it."""
-    if _LUA.lua_type(value) == "table":
-        if (said := value[b"err"]) is not None:
-            return Refused(said.decode(errors="replace"))
-        return [_answer(part) for part in iter(map(value.__getitem__, count(1)).__next__, None)]  # up to the first nil
-    if value is True:
-        return 1
-    if value is False:
-        return None
-    return int(value) if type(value) is float else value
+    kind = type(value)
+    if kind is bytes or kind is int:
+        return value
+    if kind is float:
+        return int(value)
+    if kind is bool or value is None:
+        return 1 if value else None
+    if (said := value[b"err"]) is not None:
+        return Refused(said.decode(errors="replace"))
+    return _parts(map(value.__getitem__, count(1)))
 
 
 def _sha1hex(value: bytes) -> bytes:

@@ -367,7 +367,7 @@ def play(
         unwind(stage.loop, [*stage.pods, *stage.callers])
     world = World(seed, plan, findings, stage.faults.happened, trace, stage.faults.moments)
     del stage
-    gc.collect()
+    gc.collect(0)
     return world
 
 
