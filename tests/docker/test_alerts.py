@@ -65,6 +65,8 @@ class Stage:
         self._url = ""
         self._job = "timers-worker"
         self.gauges = {"up"}
+        self.beside: Samples = {}
+        """What another pod says."""
         self._ledger = Database(f"sqlite+aiosqlite:///{folder.parent}/ledger.db")
 
     async def start(self, *processors: Processor, works: bool = True, **options: Any) -> TimerClient:
@@ -109,7 +111,7 @@ class Stage:
         self.gauges |= {name for name, kind in kinds(text or "").items() if kind == "gauge"}
         found = re.findall(r"^(timers_\w+)(?:\{(.*)\})? (\S+)$", text or "", re.MULTILINE)
         told = {f"{name}{{{labels}{',' * bool(labels)}{target}}}": float(value) for name, labels, value in found}
-        return {f"up{{{target}}}": float(text is not None), **told}
+        return {f"up{{{target}}}": float(text is not None), **told, **self.beside}
 
     async def _text(self) -> str | None:
         try:
@@ -133,6 +135,16 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
 
 async def no_worker(stage: Stage) -> AsyncIterator[None]:
     await stage.start()
+    yield
+    await stage.stop()
+    yield
+    await stage.start()
+
+
+async def pod_silent(stage: Stage) -> AsyncIterator[None]:
+    """One of two pods answers no more."""
+    await stage.start()
+    stage.beside = {name.replace('"a"', '"b"'): value for name, value in (await stage.scrape()).items()}
     yield
     await stage.stop()
     yield
@@ -185,6 +197,21 @@ async def overdue(stage: Stage) -> AsyncIterator[None]:
     yield
     held.release.set()
     await stage.tells("timers_overdue_seconds 0.0")
+
+
+async def stuck(stage: Stage) -> AsyncIterator[None]:
+    """A prefix is at its limit of one, and that run does not end."""
+    held = Held(concurrency=1)
+    client = await stage.start(held.processor)
+    yield
+    await client.create("note", "holds", delay=0)
+    await until(lambda: len(held) == 1, "it runs")
+    await client.create("note", "waits", delay=0)
+    await stage.tells('timers_timers{prefix="note",status="scheduled"} 1.0')
+    await stage.tells("timers_overdue_seconds 0.0")
+    yield
+    held.release.set()
+    await stage.fleet.completed("waits")
 
 
 async def uncovered(stage: Stage) -> AsyncIterator[None]:
@@ -462,10 +489,12 @@ async def not_durable(stage: Stage) -> AsyncIterator[None]:
 
 TROUBLES: Final[Mapping[str, Callable[[Stage], AsyncIterator[None]]]] = {
     "TimersNoWorker": no_worker,
+    "TimersPodSilent": pod_silent,
     "TimersRedisDown": redis_down,
     "TimersRedisFull": redis_full,
     "TimersNotReady": not_ready,
     "TimersOverdue": overdue,
+    "TimersStuck": stuck,
     "TimersUncovered": uncovered,
     "TimersDataLost": data_lost,
     "TimersQuarantined": quarantined,
@@ -490,6 +519,8 @@ TROUBLES: Final[Mapping[str, Callable[[Stage], AsyncIterator[None]]]] = {
 What a counter grows by between two scrapes in the trouble it goes on to grow by at each scrape."""
 
 ALSO: Final[Mapping[str, set[str]]] = {
+    "TimersNoWorker": {"TimersPodSilent"},
+    "TimersOverdue": {"TimersStuck"},
     "TimersKept": {"TimersUnhandled"},
     "TimersOutbox": {"TimersNoWorker", "TimersUncovered"},
     "TimersLedgerBehind": {"TimersLedgerDown"},
