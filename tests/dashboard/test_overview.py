@@ -191,6 +191,7 @@ async def test_what_is_due_at_a_limit_is_shown_with_the_limit(
     found = waiting((await visitor.get("/")).text)
     assert found.keys() == {"test/late"}
     assert found["test/late"].startswith(why)
+    assert sentence((await visitor.get("/")).text) == "Timers are due, but a limit holds back test."
 
 
 async def test_what_is_due_but_paused_or_served_by_nobody_is_shown_with_the_reason_beside_what_may_run(

@@ -122,6 +122,16 @@ async def pause(store: Store) -> None:
     await store.pause("note", paused=True)
 
 
+async def hold_back(store: Store) -> None:
+    """A timer that has been due for ten minutes waits for a permit."""
+    long_ago = await store.now_ms() - 600_000
+    await store.arm([arming("old", prefix="note", due=f"@{long_ago}")])
+    redis = store.connections.commands
+    await redis.zadd("timers:{0}:blocked", {"note": long_ago + 3_600_000})
+    await redis.zrem("timers:{0}:heads", "note")
+    await redis.zadd("timers:{0}:held", {"note": long_ago})
+
+
 async def serve_another(store: Store) -> None:
     await declare(store, "push")
     await store.arm([arming("x", prefix="push", due="+3600000")])

@@ -31,6 +31,9 @@ from timers.store.store import Queue, Store
 LATE_MS: Final = 2_000
 """Timers overdue by more than this are late. It is twice the sweep interval."""
 
+HELD_MS: Final = 300_000
+"""Timers that a limit has held back for so long may be behind runs that do not end."""
+
 NAMES_SHOWN: Final = 20
 """Shards or prefixes that one sentence names; callers can make up any number of prefixes."""
 
@@ -91,6 +94,13 @@ class Fleet:
                 if not any(shard in shards or worker.takes(shard) for worker in serving):
                     prefixes.add(prefix)
         return Unserved(shards, sorted(prefixes))
+
+    def held_back(self, paused: Collection[str]) -> list[str]:
+        """The prefixes, without the service's own, with timers that a limit holds back and that have been due for long
+        (`HELD_MS`), though a pod serves them and they are not among the `paused` ones."""
+        since_ms = self.now_ms - HELD_MS
+        late = {due.prefix for due in self.due if due.kind == "blocked" and due.since_ms <= since_ms}
+        return sorted(prefix for prefix in late - {*paused, *self.unserved.prefixes} if not is_own(prefix))
 
     def overdue_ms(self, *kinds: str) -> int:
         """How long the oldest due timer of these kinds (`ready`, `blocked`) has waited to be claimed, without the

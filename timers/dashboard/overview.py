@@ -142,7 +142,11 @@ def _warnings(seen: Seen, visible: Visible | None) -> Iterator[Trouble]:
         yield Trouble("warn", said, where, "Calls")
     if unserved.shards and visible is None:
         yield Trouble("warn", f"Shards without a live pod: {shortened(unserved.shards)}.", "/ui/pods", "Pods")
-    for prefixes, why in ((unserved.prefixes, "no live pod serves"), (seen.paused, "somebody has paused")):
+    for prefixes, why in (
+        (unserved.prefixes, "no live pod serves"),
+        (seen.paused, "somebody has paused"),
+        (stats.fleet.held_back(seen.paused), "a limit holds back"),
+    ):
         shown = [prefix for prefix in prefixes if not is_own(prefix) and (visible is None or visible(prefix))]
         if shown and works:
             page = _page_of(shown[0]) if len(shown) == 1 else ("/ui/prefixes", "Prefixes")

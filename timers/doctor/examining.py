@@ -170,8 +170,15 @@ def _waiting(fleet: Fleet, scheduled: Iterable[Queue], paused: Set[str]) -> Iter
     said = f"timers have been due for more than a minute: {shortened(stuck)}; the pods have room for {room} more runs"
     means = "these timers and those behind them run late"
     repair = "see what runs with `timers ls --status running`, and /readyz of each pod; add pods"
+    back = fleet.held_back(paused)
+    behind = f"a limit holds back timers that have been due for more than five minutes: {shortened(back)}"
+    others = "they start only as other runs of their prefix end, or as its rate allows"
+    look = ", ".join(f"`timers ls --prefix {prefix} --status running`" for prefix in back[:NAMES_SHOWN])
     yield judged(
-        "queues", "no timer that may run has been due for a minute", (bool(stuck), "fail", said, means, repair)
+        "queues",
+        "no timer that may run has been due for a minute",
+        (bool(stuck), "fail", said, means, repair),
+        (bool(back), "warn", behind, others, f"{look} shows whether a run does not end; else raise the limit"),
     )
     held = sorted(paused & {prefix for _, prefix in due})
     said, means = f"timers of paused prefixes are due: {shortened(held)}", "they wait until somebody resumes them"
