@@ -18,7 +18,7 @@ from timers.core.model import Status
 from timers.store import alarms, keys
 from timers.store.cooperative import CachedRead
 from timers.store.scripts import FULL
-from timers.store.starts import FAILED, RETRIED, add_starts
+from timers.store.starts import FAILED, RETRIED, add_starts, bucket_of
 from timers.store.store import Arming, Store
 
 LONG_AGO = 1_700_000_000_000
@@ -75,6 +75,13 @@ async def test_when_all_is_well_it_says_how_late_timers_start(working: Api) -> N
         return said if "99 % start within" in said else None
 
     assert (await eventually(well, "all is well")).startswith("All is well.")
+
+
+async def test_timers_that_were_late_did_not_fire_on_time(visitor: Visitor) -> None:
+    await announce(visitor.api.store, "pod-1", processors=["test"], notifications="ok", lateness={bucket_of(12_000): 1})
+    await visitor.api.client.create("test", "one", delay="1h")
+    said = sentence((await visitor.get("/")).text)
+    assert said == "All is well. Timers were late in the last five minutes: 99 % started within 12 s."
 
 
 async def test_what_is_due_first_over_all_prefixes_comes_first(visitor: Visitor) -> None:
