@@ -119,6 +119,19 @@ class TestLate:
             "(event 2 ms, claim 1 ms, queue 5000 ms)"
         )
 
+    @pytest.mark.parametrize("cause", ["event", "late-look", "sweep"])
+    async def test_because_its_pod_had_no_room(self, fleet: Fleet, cause: str) -> None:
+        """A pod heard of it in time, and claimed it late."""
+        start = HistoryEntry(HOUR_MS, Status.RUNNING, 1, "a", cause, lateness_ms=7050)
+        end = HistoryEntry(HOUR_MS, Status.COMPLETED, 1, "a", "completed", claim_ms=7047, queue_ms=1, run_ms=7)
+        timer = (await fleet.client.create("note", "x", delay="1h"))._replace(
+            status=Status.COMPLETED, history=(end, start)
+        )
+        assert explain(timer, HOUR_MS)[2] == (
+            "late by 7 s at attempt 1: its pod knew that it was due, but had no room for another run until then "
+            "(event 3 ms, claim 7047 ms, queue 1 ms)"
+        )
+
     @pytest.mark.parametrize(
         ("cause", "why"),
         [

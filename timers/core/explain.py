@@ -14,7 +14,7 @@ PUNCTUAL_MS: Final = 100
 _CAUSES: Final = {
     "event": "its expired event arrived",
     "late-look": "the pod responsible for its event did not claim it; another pod looked 50 ms later",
-    "sweep": "its event did not arrive in time; the sweep of the due index found it",
+    "sweep": "its event did not arrive in time, or its prefix was paused then; the sweep of the due index found it",
     "sweep-start": "its pod had just started, and looked for everything that was due",
     "sweep-gap": "its pod had lost its subscription, or Redis refused its calls; it looked for everything that was due",
     "sweep-deaf": "Redis's notifications do not arrive at its pod; the sweep of the due index found it",
@@ -119,6 +119,8 @@ def _late(attempt: Attempt, pause: Sequence[int]) -> Iterator[str]:
     whys = []
     if len(pause) == 2 and start.at_ms - attempt.waited_ms < pause[1] <= start.at_ms:
         whys.append(f"its prefix was paused from {format_time(pause[0])} to {format_time(pause[1])}")
+    elif attempt.event_ms is not None and attempt.event_ms <= PUNCTUAL_MS < attempt.waited_ms:
+        whys.append(_CAUSES["sweep-busy"])  # whatever made the pod ask in the end
     elif attempt.waited_ms > PUNCTUAL_MS:
         whys.append(_CAUSES.get(start.cause, start.note))
     if queue_ms > PUNCTUAL_MS:
