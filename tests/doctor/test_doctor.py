@@ -208,6 +208,10 @@ FACTS: Final = {"redis_version": "7.2.4", "aof_enabled": 1, "maxmemory_policy": 
         ({"dragonfly_version": "df-v1.20.1"}, ("server", "warn", "dragonfly df-v1.20.1")),
         ({"aof_last_write_status": "err"}, ("persistence", "fail", "the last write of the append-only file: err")),
         ({"aof_last_bgrewrite_status": "err"}, ("persistence", "warn", "the last rewrite of the append-only file")),
+        (
+            {"maxmemory_policy": "allkeys-lru", "evicted_keys": 3121},
+            ("eviction", "fail", "maxmemory-policy is allkeys-lru; keys evicted since the server's start: 3121"),
+        ),
         ({"cluster_size": "3"}, ("role", "fail", "one of 3 masters")),
         (
             {"connected_slaves": 1, "slave0": {"ip": "10.0.0.9", "port": 6379, "state": "online", "lag": 17}},
@@ -219,8 +223,8 @@ FACTS: Final = {"redis_version": "7.2.4", "aof_enabled": 1, "maxmemory_policy": 
         ),
     ],
     ids=[
-        *("an old server", "another family", "a full disk", "a rewrite that fails", "a cluster"),
-        *("a slow replica", "a replica that is being filled"),
+        *("an old server", "another family", "a full disk", "a rewrite that fails", "evicted keys"),
+        *("a cluster", "a slow replica", "a replica that is being filled"),
     ],
 )
 def test_what_a_server_says_of_itself(told: Mapping[str, Any], expected: tuple[str, str, str]) -> None:

@@ -182,11 +182,15 @@ def _persistence(info: Facts, config: Mapping[str, str] | None) -> Check:
 
 def _eviction(info: Facts) -> Check:
     policy, repair = info.get("maxmemory_policy", "unknown"), setting(info, "maxmemory-policy", "noeviction")
-    said, evicts = f"maxmemory-policy is {policy}", policy != "noeviction"
+    evicted, evicts = int(info.get("evicted_keys", 0)), policy != "noeviction"
+    said = f"maxmemory-policy is {policy}" + (f"; keys evicted since the server's start: {evicted}" if evicted else "")
+    gone = "timers may be among them: such a timer does not run"
+    find = f"{repair}; then `timers doctor --fix` finds the timers that have no record any more"
     later = "the server deletes timers as soon as somebody sets maxmemory"
     return judged(
         "eviction",
         said,
+        (evicts and evicted > 0, "fail", said, gone, find),
         (evicts and not int(info.get("maxmemory", 0)), "warn", said, later, repair),
         (evicts, "fail", said, "the server deletes timers when memory runs short", repair),
     )
