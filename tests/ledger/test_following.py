@@ -276,3 +276,18 @@ async def test_the_next_pod_copies_what_a_dead_one_leaves_before_its_death_is_kn
     assert len(await agreed(database, sharded.store)) == 3 * sharded.store.shards + 1
     await changes_left(sharded)
     await sharded.kill(pods[0])
+
+
+async def test_a_pod_that_leads_no_shard_lacks_nothing(fleet: Fleet, database: Database) -> None:
+    """The lowest share of all pods is what a board shows."""
+    pods = [await fleet.pod(Calls(), name=name, ledger=database) for name in ("a", "b")]
+
+    async def one_leads() -> bool:
+        return len([pod for pod in pods if list(pod.worker.peers.led(range(fleet.store.shards)))]) == 1
+
+    await eventually(one_leads, "the pods know of each other")
+
+    async def have_all() -> bool:
+        return all(pod.worker.following is not None and pod.worker.following.share == 1.0 for pod in pods)
+
+    await eventually(have_all, "both have all")
