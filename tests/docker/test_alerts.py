@@ -610,6 +610,34 @@ def test_a_deploy_that_drains_one_pod_after_the_other_is_no_trouble(tmp_path: Pa
     judge(tmp_path, {"interval": "10s", "input_series": series, "promql_expr_test": [{**never, "exp_samples": []}]})
 
 
+@pytest.mark.parametrize(("gauge", "bad"), [("timers_notifications_ok", 0), ("timers_abandoned", 1)])
+def test_short_troubles_of_one_pod_after_the_other_are_none_that_lasts(gauge: str, bad: int, tmp_path: Path) -> None:
+    """Two pods are in trouble in turn, for a minute each."""
+    turns = [f"{value} " * 6 for value in (bad, 1 - bad)]
+    judge(
+        tmp_path,
+        {
+            "interval": "10s",
+            "input_series": [
+                {"series": f'{gauge}{{job="a",instance="{pod}"}}', "values": "".join(order) * 20}
+                for pod, order in (("a", turns), ("b", turns[::-1]))
+            ],
+            "promql_expr_test": [
+                {
+                    "expr": 'count(ALERTS{alertname=~"TimersDeaf|TimersAbandoned", alertstate="firing"})',
+                    "eval_time": "39m",
+                    "exp_samples": [],
+                },
+                {
+                    "expr": 'count(ALERTS{alertname=~"TimersDeaf|TimersAbandoned", alertstate="pending"})',
+                    "eval_time": "39m",
+                    "exp_samples": [{"value": 1}],
+                },
+            ],
+        },
+    )
+
+
 def replay(
     folder: Path, gauges: set[str], scrapes: Sequence[Samples], expected: Mapping[str, set[str]], ignored: Iterable[str]
 ) -> None:
