@@ -129,13 +129,13 @@ def accepted(answer: Reply, prefix: str, timer_id: str, codes: tuple[str, ...], 
         raise Unavailable("Redis has just lost data: repeat it", nothing_done=True)
     if answer.code == "full" and quota is not None:
         raise TooManyPending(
-            f"{quota.most} timers under {', '.join(quota.prefixes)} are scheduled or running, the maximum of the key; "
-            "try again when some have run, or cancel some"
+            f"at least {quota.most} timers under {', '.join(quota.prefixes)} are scheduled or running, "
+            "the maximum of the key; try again when some have run, or cancel some"
         )
     if answer.code == "prefixes" and quota is not None:
         raise TooManyPending(
-            f"{quota.most_prefixes} prefixes under {', '.join(quota.prefixes)} have timers, the maximum of the key; "
-            "use one of these prefixes, or cancel and purge all timers of one"
+            f"at least {quota.most_prefixes} prefixes under {', '.join(quota.prefixes)} have timers, "
+            "the maximum of the key; use one of these prefixes, or cancel and purge all timers of one"
         )
     raise refusal(answer.code, prefix, timer_id, answer.timer)
 
