@@ -206,6 +206,15 @@ async def test_a_canary_that_is_old_or_forged_changes_no_count(at_ms: int) -> No
     assert one.count(X) == Heard(AT_MS, "a", 1)
 
 
+async def test_after_the_servers_clock_was_set_back_canaries_count_again() -> None:
+    """A pod that has subscribed since counts by them; the others went on with the last of before."""
+    one, _ = _two()
+    one.heard("c:9", AT_MS + 50)
+    one._pod.store.clock.observe(AT_MS - 3_600_000, time.monotonic(), time.monotonic())
+    one.heard("a:1", AT_MS - 3_600_000)
+    assert one.count(X) == Heard(AT_MS - 3_600_000, "", 1)
+
+
 async def test_what_is_counted_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("timers.engine.canary.COUNTED", 2)
     one, _ = _two()

@@ -1,5 +1,6 @@
 """Bare keys, as any client may SET them: adopting, resolving, and announcing their expiries."""
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -429,6 +430,35 @@ async def test_a_pod_that_subscribes_in_the_millisecond_of_an_answer_may_have_he
     at_ms = int(found.split()[1])
     assert await announce(store, since_ms=at_ms, alone="new") == "known"
     assert await announce(store, since_ms=at_ms + 1, alone="newer") == "due"
+
+
+@pytest.mark.parametrize("has_lock", [False, True])
+async def test_an_answer_from_before_the_clock_was_set_back_hides_no_expiry(store: Store, *, has_lock: bool) -> None:
+    """Its time lies ahead; so does that of the last canary of then, by which pods count until they hear the next."""
+    redis, now_ms = store.connections.commands, await store.now_ms()
+    before_ms, stale_ms = now_ms + 3_600_000, now_ms + 3_599_000
+    assert await announce(store, since_ms=now_ms) == "due"
+    (timer,) = await claim(store)
+    await settle(store, an_end(timer))
+    if has_lock:
+        await redis.set(f"timers:{{0}}:answered:{KEY}", f"0 {before_ms}", keepttl=True)
+        await redis.set(f"timers:{{0}}:expiry:{KEY}", f"{stale_ms - 1}@ 1 {before_ms}", keepttl=True)
+    else:
+        assert await redis.delete(f"timers:{{0}}:answered:{KEY}") == 1
+        record: Any = await redis.hget(bucket_of(KEY), KEY)
+        changed = re.sub(rb"bare-expired \d+", b"bare-expired %d" % before_ms, record)
+        assert changed != record
+        await redis.hset(bucket_of(KEY), KEY, changed)
+    for since_ms, number, code in (
+        (stale_ms, 1, "due"),
+        (stale_ms, 1, "known"),
+        (now_ms + 1, 1, "due"),
+        (stale_ms, 2, "known"),
+    ):
+        assert await announce(store, number, since_ms=since_ms) == code
+        if code == "due":
+            (timer,) = await claim(store)
+            await settle(store, an_end(timer))
 
 
 async def expired(store: Store, how: str) -> None:

@@ -53,7 +53,9 @@ class Canary:
         """A canary's event, of this pod or another, which expired at this time of the server's."""
         if name == self._name:
             self._heard.set()
-        if self._since_ms < at_ms <= self._pod.store.clock.now_ms() + AHEAD_MS:
+        now_ms = self._pod.store.clock.now_ms()
+        was_set_back = self._since_ms > now_ms + AHEAD_MS
+        if at_ms <= now_ms + AHEAD_MS and (self._since_ms < at_ms or was_set_back):
             self._begin(at_ms, "")
 
     def resubscribed(self, at_ms: int) -> None:

@@ -1,6 +1,7 @@
 -- The lock of a bare key, by which an expiry that many pods report fires once.
 
 local LOCK_MS = 60000
+local AHEAD_MS = 1000
 
 -- When an expiry of a key was answered last; and if no pod of an earlier version did it, which one that was, as the pod that reported
 -- it calls it (`since` is `<ms>@<pod>`). A star says that one more was answered, though perhaps no pod has heard it.
@@ -27,9 +28,10 @@ end
 -- later expiry, and so is what came after a canary that a pod that counts from its own subscription has not heard. Such a pod's own
 -- reports only time can judge: what it has heard since the millisecond after the last answer is news, and anything else counts as what
 -- was answered. Where pods agree on what that was, their name for it takes the place of a name that only one pod has. Without the lock,
--- the record's history tells when.
+-- the record's history tells when. A time that lies ahead is from before the clock was set back, and so earlier than any other.
 local function is_news(member, since, number, r)
   local last, last_number, at, unheard = lock_of(member)
+  local function past(ms) return tonumber(ms) > now + AHEAD_MS and 0 or tonumber(ms) end
   local since_ms, alone = string.match(since, '^(%d+)@(.*)$')
   local is_later
   if last == since then
@@ -38,10 +40,10 @@ local function is_news(member, since, number, r)
     if not at and r then
       for ms in string.gmatch(body_of(r), '\n%d+ %a %d+ %S+ %S+ %S+ bare%-expired (%d+)') do at = ms end
     end
-    if not at or tonumber(at) < tonumber(since_ms) then return true end
+    if not at or past(at) < math.max(past(since_ms), 1) then return true end
     if not last then return false end
     local last_ms, last_alone = string.match(last, '^(%d+)@(.*)$')
-    is_later = alone == '' and tonumber(since_ms) > tonumber(last_ms) or alone ~= '' and unheard == '*'
+    is_later = alone == '' and past(since_ms) > past(last_ms) or alone ~= '' and unheard == '*'
     if alone == '' and not is_later and last_alone ~= '' and last_number == '1' then
       answered(member, since, number, at, unheard)
     end
