@@ -6,11 +6,13 @@ An exception is logged as data: type, text and frames, without local variables, 
 
 import logging
 import os
+import select
 import sys
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, cast
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
@@ -59,7 +61,7 @@ def configure(
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         # Loggers are not cached: one that was used before would keep its old configuration for ever.
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Stderr(sys.stderr)
     handler.setFormatter(
         ProcessorFormatter(
             processors=[ProcessorFormatter.remove_processors_meta, *renderers],
@@ -71,6 +73,45 @@ def configure(
     root.setLevel(threshold)
     logging.getLogger("alembic").setLevel(max(threshold, logging.WARNING))  # it tells of each plugin of its own
     logging.captureWarnings(capture=True)
+
+
+PATIENCE_SECONDS: Final = 1.0
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Waits only once for whoever reads stderr, and then leaves lines out until they are read again. A full pipe or a
+    stopped terminal would hold up the event loop, and the thread that extends leases."""
+
+    _rest, _left_out = b"", 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging."""
+        try:
+            if not self._write(b""):
+                self._left_out += 1
+                return
+            if self._left_out:
+                count, self._left_out = self._left_out, 0
+                _log.warning("lines of the log left out: nobody read them", count=count)
+            self._write(f"{self.format(record)}{self.terminator}".encode(errors="backslashreplace"))
+        except Exception:  # noqa: BLE001 (as in logging)
+            self.handleError(record)
+
+    def _write(self, line: bytes) -> bool:
+        """Write what is left of the line before, and this one. False if not all could be written."""
+        seconds = 0 if self._rest else PATIENCE_SECONDS
+        self._rest += line
+        while self._rest and self._takes_more(seconds):
+            some, self._rest = self._rest[: select.PIPE_BUF], self._rest[select.PIPE_BUF :]
+            self.stream.buffer.write(some)
+            self.stream.flush()
+        return not self._rest
+
+    def _takes_more(self, seconds: float) -> bool:
+        """Whether a part of a line can be written without waiting for a reader."""
+        with suppress(OSError, ValueError):  # it is no file, or it is closed: then writing says so
+            return bool(select.select([], [self.stream], [], seconds)[1])
+        return True
 
 
 class _Logger:
@@ -128,3 +169,6 @@ def _printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+_log = get_logger("timers.logs")

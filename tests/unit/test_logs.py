@@ -1,10 +1,14 @@
 """Logs: one line per event, the same for structlog and the standard library, and no secrets from stack frames."""
 
 import asyncio
+import fcntl
 import json
 import logging
+import os
+import select
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -13,6 +17,7 @@ from typing import Any
 import pytest
 import structlog
 
+from tests.waiting import DEADLINE_SECONDS
 from timers import BlockingContext, Context, Timer, processor
 from timers.logs import configure, get_logger
 from timers.testing import TimerLab
@@ -231,3 +236,32 @@ def test_colours_can_be_turned_off(capsys: pytest.CaptureFixture[str], monkeypat
     configure()
     get_logger("x").info("hi")
     assert "\x1b" not in lines(capsys)[0]
+
+
+def test_a_pipe_that_nobody_reads_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line that came when it was full is written once it is read again; those after it are counted."""
+    monkeypatch.setattr("timers.logs.PATIENCE_SECONDS", 0.01)
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", buffering=0) as read, os.fdopen(writing, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        configure("json")
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4 * select.PIPE_BUF)
+
+        def log() -> None:
+            for number in range(6):
+                get_logger("x").info("it goes on", number=number, large="a" * select.PIPE_BUF)
+
+        logging_ = threading.Thread(target=log, daemon=True)
+        logging_.start()
+        logging_.join(DEADLINE_SECONDS)
+        if logging_.is_alive():
+            read.close()  # lets it go
+            pytest.fail("it waits for a reader")
+        said = read.read(4 * select.PIPE_BUF)
+        get_logger("x").info("it is read")
+        said += read.read(4 * select.PIPE_BUF)
+    found = [json.loads(line) for line in said.splitlines()]
+    written = [line["number"] for line in found[:-2]]
+    assert written == list(range(len(written)))
+    assert found[-2]["count"] == 6 - len(written) > 1
+    assert found[-1]["event"] == "it is read"
