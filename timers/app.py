@@ -40,6 +40,7 @@ from timers.settings import Settings
 from timers.store.callers import Callers
 from timers.store.cooperative import set_within
 from timers.store.membership import VERSION, Member, Membership
+from timers.store.scripts import load_all
 from timers.store.store import Store
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ async def dev(settings: Settings, announce: Announce) -> int:
 async def _serve(settings: Settings, url: str, redis: str, announce: Announce, stopping: Stopping) -> int:
     targets = dict(settings.webhook_targets)
     registry = load(settings.processors, only=settings.served, builtin=settings.loaded, targets=targets)
+    load_all()
     async with AsyncExitStack() as ends:
         join = partial(open_redis, url, settings, joins="worker" in settings.roles)
         store = await _tried(join, settings, stopping)

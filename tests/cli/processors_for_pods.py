@@ -1,6 +1,7 @@
 """Processors that the pods in these tests load by name."""
 
 import asyncio
+import os
 import sys
 import time
 
@@ -37,3 +38,13 @@ async def login_check(_timer: Timer, _context: Context) -> None:
 @processor("send-message-vip")
 async def send_message_vip(_timer: Timer, _context: Context) -> None:
     """Its name continues that of the built-in `send-message`."""
+
+
+@processor("leak")
+async def leak(_timer: Timer, _context: Context) -> None:
+    """Opens files until the pod may open no more."""
+    while True:
+        try:
+            os.dup(2)
+        except OSError:
+            return

@@ -294,6 +294,21 @@ async def test_a_pod_with_few_file_descriptors_serves(server: EmbeddedServer, re
         pod.kill()
 
 
+async def test_a_pod_without_a_free_file_descriptor_ends_its_runs(
+    server: EmbeddedServer, redis: Redis, tmp_path: Path
+) -> None:
+    """It read a script when it needed it first."""
+    redis.ping()
+    pod = WithFewFiles(tmp_path, "serve", **OURS, TIMERS_REDIS_URL=server.url)
+    try:
+        await until_ready(await url_of(pod))
+        async with TimerClient(server.url) as client:
+            await client.create("leak", "one", delay=0)
+            await until_status(client, "leak", "completed")
+    finally:
+        pod.kill()
+
+
 async def test_a_sys_exit_in_a_task_of_a_processor_ended_the_pod(
     start: Start, server: EmbeddedServer, redis: Redis
 ) -> None:

@@ -118,6 +118,15 @@ def digest(name: str) -> str:
     return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
 
 
+def load_all() -> None:
+    """Read all scripts now. A pod that has no file descriptor left, or whose files an upgrade replaces while it runs,
+    goes on with what it has."""
+    for room, place in (("store", ""), ("bare", "bare/")):
+        for file in (files("timers") / room / "lua").iterdir():
+            if file.name.endswith(".lua") and file.name != "common.lua":
+                digest(f"{place}{file.name.removesuffix('.lua')}")
+
+
 class reachable:  # noqa: N801 (it reads as a word after `with`)
     """Turn the errors of a server that is away, loading, full or read-only into Unavailable, and what its user may not
     do into RedisRights. If a command is `alone`, nothing was done if the server refuses it or is not reached.
