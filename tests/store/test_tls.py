@@ -3,13 +3,17 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.certificates import authority
 from tests.servers import start_server
-from tests.store.acts import armed, claim, finished
+from tests.store.acts import armed, claim, finished, put
+from tests.waiting import eventually
 from timers.client import open_store
 from timers.errors import Unavailable
 from timers.store.notifications import Notification, listen, parts
@@ -61,4 +65,27 @@ async def test_a_server_that_cannot_prove_its_name_is_refused(
     connections = connect(f"rediss://{host}:{port}/5?ssl_ca_certs={certificates / authority}")
     with pytest.raises(Unavailable):
         await open_store(connections)
+    await connections.close()
+
+
+async def test_renewed_certificates_are_read_without_a_restart(port: int, certificates: Path, tmp_path: Path) -> None:
+    """The server's and its authority's have been replaced in their files, and all connections are cut."""
+    connections = connect(f"rediss://localhost:{port}/5?ssl_ca_certs={certificates / 'ca.crt'}")
+    store = await open_store(connections)
+    await armed(store, "a")
+    for renewed in authority(tmp_path / "renewed", "DNS:localhost").iterdir():
+        renewed.replace(certificates / renewed.name)
+    files = (("tls-cert-file", "server.crt"), ("tls-key-file", "server.key"))
+    redis: Any = connections.commands
+    await redis.execute_command("CONFIG SET", *chain(*((name, str(certificates / file)) for name, file in files)))
+    await redis.execute_command("CLIENT KILL", "SKIPME", "no")
+
+    async def reaches() -> bool:
+        with suppress(Unavailable):  # the server has hung up, and this is how it is found out
+            await put(store, "b")
+            return await store.get_one("reminder", "b") is not None
+        return False
+
+    await eventually(reaches, "a script is answered")
+    assert await connections.commands.ping()
     await connections.close()

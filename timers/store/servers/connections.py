@@ -323,12 +323,14 @@ class NotSent(ConnectionError):
 
 
 class _Improved(AbstractConnection):
-    """redis-py's connection, but it says if it cannot be opened, and stops when it is cancelled. redis-py sends through
-    `asyncio.wait_for`, which makes a task of every send and, before Python 3.12, swallows a cancellation that comes as
-    the send ends. A drain once hung that way."""
+    """redis-py's connection, but it says if it cannot be opened, reads the certificates each time that it opens, and
+    stops when it is cancelled. redis-py sends through `asyncio.wait_for`, which makes a task of every send and, before
+    Python 3.12, swallows a cancellation that comes as the send ends. A drain once hung that way."""
 
     async def connect(self) -> None:
         """As redis-py's. Raises NotSent instead of a ConnectionError that is none of a narrower kind."""
+        if isinstance(self, SSLConnection):
+            self.ssl_context.context = None  # of the files as they were; they may have been renewed
         try:
             await super().connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
         except ConnectionError as error:
