@@ -67,6 +67,20 @@ async def test_rights_and_flags_that_one_primary_lacks_are_said_with_its_name(cl
         assert set(flags) == set("xE")
 
 
+async def test_a_replica_that_has_another_password_is_named(cluster: Cluster) -> None:
+    odd = await cluster.replica_of((await cluster.primaries())[0])
+    for node in cluster.nodes:
+        password = "rotated" if node is odd else "old"
+        await node.ask("ACL", "SETUSER", "other", "reset", "on", f">{password}", "~*", "&*", "+@all")
+    async with opened(cluster.url.replace("://", "://other:old@"), shards=64) as store:
+        await made(store)
+        there = (await found(store, wait_seconds=0.2))["replicas' rights"]
+        refused = f"{odd.name}: Redis is not available: invalid username-password pair or user is disabled."
+        assert (there.level, there.said) == ("warn", refused)
+        await odd.ask("ACL", "SETUSER", "other", ">old")
+        assert "replicas' rights" not in await found(store, wait_seconds=0.2)
+
+
 async def test_flags_that_a_replica_lacks_are_named_and_set(cluster: Cluster) -> None:
     for node in cluster.nodes:
         await node.ask("CONFIG", "SET", "notify-keyspace-events", "Ex")

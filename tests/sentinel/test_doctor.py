@@ -84,3 +84,23 @@ async def test_flags_that_a_replica_lacks_are_named_and_set(sentinels: Sentinels
     assert (found.level, found.said) == ("warn", f"{replica.name} lacks 'Ex'")
     assert (await finding(store, "replicas' flags", fix=True)).level == "ok"
     assert (await replica.ask("CONFIG", "GET", FLAGS))[1]
+
+
+async def test_a_replica_that_would_refuse_the_user_is_named(sentinels: Sentinels, store: Store) -> None:
+    assert (await finding(store, "replicas' rights")).level == "ok"
+    primary = await sentinels.primary()
+    first, second = sorted((node for node in sentinels.nodes if node is not primary), key=lambda node: node.name)
+    await first.ask("ACL", "SETUSER", "default", "-zadd")
+    await second.ask("ACL", "SETUSER", "other", "on", ">rotated", "~*", "&*", "+@all")
+    await primary.ask("ACL", "SETUSER", "other", "on", ">old", "~*", "&*", "+@all")
+    connections = connect(patient(sentinels.url.replace("://", "://other:old@")))
+    try:
+        lacking = await finding(store, "replicas' rights")
+        refusing = await finding(await open_store(connections), "replicas' rights")
+    finally:
+        await connections.close()
+        await first.ask("ACL", "SETUSER", "default", "+@all")
+    assert (lacking.level, refusing.level) == ("warn", "warn")
+    assert lacking.said == f"{first.name}: the Redis user lacks permission for: zadd timers:x"
+    for node in (first, second):
+        assert f"{node.name}: Redis is not available: invalid username-password pair" in refusing.said

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, 
 from contextlib import suppress
 from typing import Any, Final
 
-from redis.exceptions import AskError, ResponseError, TryAgainError
+from redis.exceptions import AskError, AuthenticationError, ResponseError, TryAgainError
 
 from timers.core.fields import owner
 from timers.core.shapes import RESERVED_PREFIX
 from timers.doctor.checks import SHARDS_WAIT, Check, configured, judge, judged, on_nodes, server_facts
 from timers.doctor.failover import check_failover
-from timers.errors import RedisRights, Unavailable
+from timers.errors import ConfigurationError, RedisRights, Unavailable
 from timers.store import keys
 from timers.store.cooperative import set_within
 from timers.store.notifications import (
@@ -104,6 +104,7 @@ async def check_server(store: Store, *, fix: bool, wait_seconds: float, prefixes
         *await on_nodes(store, examined),
         heard,
         await _tried("foreign", foreign_keys(store, wanted)),
+        *await _rights_there(store, wanted),
         *[check async for check in check_failover(store, config, fix=fix)],
     ]
 
@@ -177,6 +178,25 @@ async def rights(store: Store, prefixes: Iterable[str], root: str) -> Check:
         (denied == ["scan 0"], "warn", "the Redis user lacks permission for SCAN", bare, grant(store, denied)),
         (bool(denied), "fail", lacks, means, grant(store, denied)),
     )
+
+
+async def _rights_there(store: Store, prefixes: Iterable[str]) -> list[Check]:
+    """Whether the replicas let the user in, with the same rights. A replica in a cluster runs no script, so there only
+    the password and the rights to EVALSHA and EVAL are seen."""
+    lacks = list[str]()
+    for replica in store.connections.replicas:
+        try:
+            found = await rights(Store(replica), prefixes, keys.root(0))
+            lacks += [f"{replica.address}: {found.said}"] if found.level == "fail" else []
+        except ConfigurationError:  # it names the primary
+            continue
+        except Unavailable as error:  # others that are away have a check of their own
+            lacks += [f"{replica.address}: {error}"] if isinstance(error.__cause__, AuthenticationError) else []
+    fine = "the replicas let the user in"
+    means = "once it is the primary, it refuses pods and callers: users, passwords and rights are not replicated"
+    repair = "`redis-cli ACL SETUSER` there too, as on the primary; put it into each server's ACL file"
+    there = judged("replicas' rights", fine, (bool(lacks), "warn", "; ".join(lacks), means, repair))
+    return [there] if store.connections.replicas else []
 
 
 async def replay(store: Store, prefixes: Iterable[str]) -> Check:
