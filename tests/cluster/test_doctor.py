@@ -8,6 +8,7 @@ from tests.clusters import Cluster, held_open
 from tests.dashboard.conftest import Visitor, reading_each_time
 from tests.dashboard.test_away import present
 from tests.doctor.setups import TIMED, alive, found, made, opened
+from tests.rights import for_clusters
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.health import HealthRoutes
 from timers.client import client_over
@@ -16,6 +17,7 @@ from timers.client.opening import refusal_of
 from timers.doctor.checks import Check, any_full, away_from
 from timers.doctor.examining import examine
 from timers.doctor.failover import durability_check
+from timers.doctor.proofs import _ON_CLUSTERS
 from timers.errors import Unavailable
 from timers.metrics import Metrics
 from timers.store import keys
@@ -79,6 +81,22 @@ async def test_a_replica_that_has_another_password_is_named(cluster: Cluster) ->
         assert (there.level, there.said) == ("warn", refused)
         await odd.ask("ACL", "SETUSER", "other", ">old")
         assert "replicas' rights" not in await found(store, wait_seconds=0.2)
+
+
+async def test_rights_that_only_a_cluster_asks_for_are_checked(cluster: Cluster) -> None:
+    async with opened(cluster.url, shards=64) as store:
+        await made(store)
+        lacking = await cluster.owner(keys.META)
+        for name in (right.removeprefix("+") for right in for_clusters() if not right.startswith("+cluster")):
+            await lacking.ask("ACL", "SETUSER", "default", f"-{name}")
+            try:
+                wrong = (await found(store, wait_seconds=0.2))["rights"]
+            finally:
+                await lacking.ask("ACL", "SETUSER", "default", "+@all")
+            assert wrong.said.startswith(f"{lacking.name}: the Redis user lacks permission for: {name}")
+            assert f"default +{name}" in wrong.repair
+        assert "rights" not in await found(store, wait_seconds=0.2)
+    assert {f"+{command.split()[0]}" for command in _ON_CLUSTERS} == {*for_clusters()}
 
 
 async def test_flags_that_a_replica_lacks_are_named_and_set(cluster: Cluster) -> None:

@@ -58,6 +58,11 @@ _ON_KEYS: Final = (
     *("sadd", "srem", "smembers", "sismember", "zadd", "zrem", "zremrangebyscore", "zscore", "zcount", "zcard"),
     *("zmscore", "zrange", "zrangebyscore", "zrevrangebyscore", "zscan", "xadd", "xdel", "xlen", "xrange"),
 )
+_ON_CLUSTERS: Final = (
+    *("spublish timers:* -", "ssubscribe timers:*", "sunsubscribe", "asking", "cluster|slots", "cluster|info"),
+)
+"""What a pod sends besides on each node of a cluster."""
+
 _TRIGGER: Final = re.compile(rb"[a-z0-9][a-z0-9_.-]{0,63}:\{\d+\}:.*", re.DOTALL)
 
 _REPLAYED: Final = (
@@ -88,7 +93,8 @@ async def check_server(store: Store, *, fix: bool, wait_seconds: float, prefixes
 
     async def examined(node: Store) -> Sequence[Check]:
         given = await configured(node)
-        may = await _tried("rights", rights(node, wanted, _root_on(store, node)))
+        besides = _ON_CLUSTERS if store.connections.is_spread else ()
+        may = await _tried("rights", rights(node, wanted, _root_on(store, node), besides))
         current = None if given is None else given.get(FLAGS, "")
         arrives = arrived.get(node.connections.address, heard).level == "ok"
         return [
@@ -158,9 +164,9 @@ def _root_on(store: Store, node: Store) -> str:
     return next((root for root in roots if store.connections.node_of(root) is node.connections), keys.root(0))
 
 
-async def rights(store: Store, prefixes: Iterable[str], root: str) -> Check:
-    """Whether the user may do what a pod does, on the server that has this root."""
-    wanted = needed_rights(store.connections.db, sorted(prefixes)[:PREFIXES_LIMIT])
+async def rights(store: Store, prefixes: Iterable[str], root: str, besides: Iterable[str] = ()) -> Check:
+    """Whether the user may do what a pod does, on the server that has this root, and other things `besides`."""
+    wanted = [*needed_rights(store.connections.db, sorted(prefixes)[:PREFIXES_LIMIT]), *besides]
     try:
         (found,) = await store.run("rights", root, wanted)
     except RedisRights as error:
@@ -242,7 +248,7 @@ def _words(command: str) -> Iterator[str]:
     name, *arguments = command.split()
     yield f"+{name}"
     for argument in arguments:
-        if name in ("subscribe", "publish"):
+        if name.endswith(("subscribe", "publish")):
             yield from (f"&{argument}" for _ in range(argument != "-"))
         elif ":" in argument:
             prefix = argument.partition(":")[0]
