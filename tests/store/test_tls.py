@@ -15,9 +15,12 @@ from tests.servers import start_server
 from tests.store.acts import armed, claim, finished, put
 from tests.waiting import eventually
 from timers.client import open_store
+from timers.doctor.examining import unreachable
 from timers.errors import Unavailable
 from timers.store.notifications import Notification, listen, parts
 from timers.store.servers import connect
+from timers.store.servers.connections import Connections
+from timers.store.store import Store
 
 
 @pytest.fixture
@@ -63,9 +66,20 @@ async def test_a_server_that_cannot_prove_its_name_is_refused(
     port: int, certificates: Path, host: str, authority: str
 ) -> None:
     connections = connect(f"rediss://{host}:{port}/5?ssl_ca_certs={certificates / authority}")
-    with pytest.raises(Unavailable):
+    assert "correct ssl_ca_certs" in await repair_of(connections)
+
+
+async def test_the_doctor_says_what_a_server_may_want_that_hangs_up(port: int) -> None:
+    assert "wants rediss://" in await repair_of(connect(f"redis://localhost:{port}/5"))
+
+
+async def repair_of(connections: Connections) -> str:
+    """What the doctor advises, once nothing can be opened over these connections, which are closed then."""
+    with pytest.raises(Unavailable) as refused:
         await open_store(connections)
+    (server,) = await unreachable(Store(connections), refused.value)
     await connections.close()
+    return server.repair or ""
 
 
 async def test_renewed_certificates_are_read_without_a_restart(port: int, certificates: Path, tmp_path: Path) -> None:
