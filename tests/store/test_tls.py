@@ -103,3 +103,15 @@ async def test_renewed_certificates_are_read_without_a_restart(port: int, certif
     await eventually(reaches, "a script is answered")
     assert await connections.commands.ping()
     await connections.close()
+
+
+async def test_certificates_that_nobody_has_renewed_are_read_once(port: int, certificates: Path) -> None:
+    connections = connect(f"rediss://localhost:{port}/5?ssl_ca_certs={certificates / 'ca.crt'}")
+    connection: Any = connections.dial()
+    await connection.connect()
+    read = connection.ssl_context.get()
+    await connection.disconnect()
+    await connection.connect()
+    assert connection.ssl_context.get() is read
+    await connection.disconnect()
+    await connections.close()

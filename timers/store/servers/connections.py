@@ -6,11 +6,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from hiredis import Reader, pack_command
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
-from redis.asyncio.connection import AbstractConnection, DefaultParser, SSLConnection, parse_url
+from redis.asyncio.connection import AbstractConnection, DefaultParser, RedisSSLContext, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -323,14 +324,18 @@ class NotSent(ConnectionError):
 
 
 class _Improved(AbstractConnection):
-    """redis-py's connection, but it says if it cannot be opened, reads the certificates each time that it opens, and
-    stops when it is cancelled. redis-py sends through `asyncio.wait_for`, which makes a task of every send and, before
+    """redis-py's connection, but it says if it cannot be opened, reads renewed certificates when it opens, and stops
+    when it is cancelled. redis-py sends through `asyncio.wait_for`, which makes a task of every send and, before
     Python 3.12, swallows a cancellation that comes as the send ends. A drain once hung that way."""
+
+    _written: Sequence[float] = ()
 
     async def connect(self) -> None:
         """As redis-py's. Raises NotSent instead of a ConnectionError that is none of a narrower kind."""
-        if isinstance(self, SSLConnection):
-            self.ssl_context.context = None  # of the files as they were; they may have been renewed
+        if isinstance(self, SSLConnection) and not self.is_connected:
+            was, self._written = self._written, _written(self.ssl_context)
+            if self._written != was:
+                self.ssl_context.context = None
         try:
             await super().connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
         except ConnectionError as error:
@@ -348,3 +353,9 @@ class _Improved(AbstractConnection):
                 await super().send_packed_command(command, check_health)
         finally:
             self.socket_timeout = seconds
+
+
+def _written(context: RedisSSLContext) -> Sequence[float]:
+    """When the files of a TLS context were written, as far as they are there. To read all again takes 25 ms."""
+    files = (context.ca_certs, context.ca_path, context.certfile, context.keyfile)
+    return [Path(file).stat().st_mtime for file in files if file and Path(file).exists()]
