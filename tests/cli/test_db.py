@@ -243,7 +243,7 @@ async def test_a_pod_whose_ledger_another_server_uses_lives_and_says_why_it_wait
 
         await eventually(lives, "the pod lives")
         status, said = await asked(session, "/readyz")
-        assert (status, "pods of another Redis server use it" in said) == (503, True)
+        assert (status, "pods of another Redis db use it" in said) == (503, True)
         refused = json.loads((await asked(session, "/v1/timers"))[1])
         assert refused["type"] == "urn:timers:problem:ledger-unavailable"
         assert refused["detail"].endswith("nothing was done")
@@ -273,7 +273,7 @@ async def test_a_pod_that_waits_for_its_ledger_outlives_a_restart_of_redis(start
         async def is_ready() -> bool:
             return (await asked(session, "/readyz"))[0] == 200
 
-        await eventually(partial(waits_for, "pods of another Redis server use it"), "the pod waits for the ledger")
+        await eventually(partial(waits_for, "pods of another Redis db use it"), "the pod waits for the ledger")
         own.down()
         await eventually(partial(waits_for, "has not reached Redis"), "the pod waits for Redis")
         await own.up()
@@ -311,7 +311,7 @@ def test_a_rebuild_gives_back_what_redis_lacks_and_nothing_twice(filled: Command
 def test_a_ledger_that_another_server_uses_is_left_to_it(filled: CommandLine, redis: Redis, url: str) -> None:
     redis.flushall()
     execute(url, HELD_BY_ANOTHER)
-    assert "another Redis server (other, epoch e) uses this ledger" in filled("rebuild").refusal()
+    assert "another Redis db (other, epoch e) uses this ledger" in filled("rebuild").refusal()
     assert filled("ls").out == "none\n"
 
 

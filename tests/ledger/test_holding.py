@@ -3,11 +3,15 @@
 import asyncio
 from functools import partial
 
+import pytest
+from redis.asyncio import Redis
 from sqlalchemy import text
 
-from tests.engine.fleet import Calls, Fleet
+from tests.engine.fleet import Calls, Fleet, joined
 from tests.ledger.copies import agreed
 from tests.waiting import eventually
+from timers.engine.following import claim_ledger
+from timers.errors import LedgerUnavailable
 from timers.ledger.database import Database
 from timers.ledger.facts import Holder, hold
 
@@ -21,7 +25,7 @@ async def test_the_second_live_copy_is_refused_until_the_first_is_silent(databas
     assert await asked(database, "one", epoch="after a loss") is None
     other = await asked(database, "two")
     assert other is not None
-    assert str(other).startswith("another Redis server (one, epoch ")
+    assert str(other).startswith("another Redis db (one, epoch ")
     assert "6 s after its last pod this one takes over" in str(other)
     assert await asked(database, "two", "one") is None, "a restart of the same server"
     async with database.transaction() as connection:
@@ -44,7 +48,7 @@ async def test_a_pod_of_the_second_copy_leaves_the_ledger_alone(fleet: Fleet, da
     pod = await fleet.pod(Calls(), ledger=database)
 
     async def refused() -> bool:
-        return "another Redis server (original" in pod.worker.health().services["ledger"]
+        return "another Redis db (original" in pod.worker.health().services["ledger"]
 
     await eventually(refused, "the pod says so")
     await fleet.client.create("note", "a", delay="24h")
@@ -52,3 +56,22 @@ async def test_a_pod_of_the_second_copy_leaves_the_ledger_alone(fleet: Fleet, da
         assert (await connection.execute(text("SELECT count(*) FROM timers_timers"))).scalar() == 0
         await connection.execute(text("UPDATE timers_epochs SET seen = seen - 6001"))
     await agreed(database, fleet.store)
+
+
+async def test_a_db_of_another_number_on_the_same_server_is_refused(fleet: Fleet, database: Database) -> None:
+    """It was given all timers of the first, and both ran them."""
+    pod = await fleet.pod(Calls(), ledger=database)
+    url = fleet.url.replace("db=0", "db=1")
+    async with Redis.from_url(url) as redis:
+        await redis.flushdb()
+        elsewhere = await joined(url)
+        try:
+            with pytest.raises(LedgerUnavailable, match=r"another Redis db \(.*, epoch \w+, db 0\) uses this ledger"):
+                await claim_ledger(elsewhere, database)
+            await fleet.drain(pod)
+            async with database.transaction() as connection:
+                await connection.execute(text("UPDATE timers_epochs SET epoch = 'of an earlier version'"))
+            await claim_ledger(elsewhere, database)
+        finally:
+            await elsewhere.connections.close()
+            await redis.flushdb()

@@ -225,7 +225,7 @@ def probe_application(health: HealthRoutes) -> web.Application:
 REASON: Final = "the pod is starting and has not reached Redis yet (TIMERS_REDIS_URL)"
 HELD: Final = (
     "the pod is starting and may not use the ledger yet (TIMERS_LEDGER_URL): its database is away, or pods of another "
-    "Redis server use it"
+    "Redis db use it"
 )
 
 

@@ -125,7 +125,7 @@ def rebuild(
 ) -> None:
     """Restore to Redis the timers that are missing or older there than in the ledger. API keys, declarations and pauses
     come first. Pods do this automatically when Redis has lost its data. Repeat it after an interruption. Exit with 1
-    if Redis refuses a timer, or another Redis server uses the ledger."""
+    if Redis refuses a timer, or another Redis db uses the ledger."""
 
     async def give(client: TimerClient, store: Store) -> list[dict[str, Any]]:
         database = await _checked(client)

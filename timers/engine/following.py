@@ -400,10 +400,10 @@ async def claim_ledger(store: Store, database: Database, known: set[str] | None 
     if store.identity.moving is not None and store.identity.moving.is_over:
         raise store.identity.moving.error  # where the service is now has the ledger
     known = set() if known is None else known
-    server, identity = await server_of(store), store.identity
+    server, identity, number = await server_of(store), store.identity, store.connections.db
 
     async def say(shards: int) -> None:
-        said = partial(hold, epoch=identity.epoch, server=server, shards=shards, known=known)
+        said = partial(hold, epoch=f"{identity.epoch}/{number}", server=server, shards=shards, known=known)
         if (other := await database.do(said)) is not None:
             raise LedgerUnavailable(f"the ledger is not available: {other}")
 

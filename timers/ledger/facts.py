@@ -40,7 +40,7 @@ _DELETE: Final = sa.delete(facts).where(among(facts.c.kind, facts.c.name))
 
 
 class Holder(NamedTuple):
-    """A db that holds the ledger: its epoch, the identity of its Redis server, and how long ago its pods said so."""
+    """A db that holds the ledger: its epoch and number, its Redis server, and how long ago its pods said so."""
 
     epoch: str
     server: str
@@ -48,7 +48,7 @@ class Holder(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"another Redis server ({self.server[:12]}, epoch {self.epoch}) uses this ledger, "
+            f"another Redis db ({self.server[:12]}, epoch {self.epoch.replace('/', ', db ')}) uses this ledger, "
             f"last {self.ago_ms / 1000:.1f} s ago; stop its pods, or give this service a ledger of its own. "
             f"{HELD_MS // 1000} s after its last pod this one takes over"
         )
@@ -98,13 +98,15 @@ async def last_shards(connection: AsyncConnection) -> int | None:
 async def hold(
     connection: AsyncConnection, epoch: str, server: str, shards: int, known: Collection[str]
 ) -> Holder | None:
-    """Say that pods of this db are alive. Returns who holds the ledger if that is a server which is not `known` to be
-    an earlier one of this db; then nothing was changed."""
+    """Say that pods of this db are alive; its `epoch` is followed by `/` and its number. Returns who holds the ledger
+    if that is a db of another number, or of a server which is not `known` to be an earlier one of this db; then nothing
+    was changed. An earlier version says no number."""
     if connection.dialect.name == "postgresql":  # on SQLite nobody else can write meanwhile
         await connection.execute(_ONE_BY_ONE)  # two that begin in one moment would not see each other
-    ago = now_ms() - epochs.c.seen
+    ago, number = now_ms() - epochs.c.seen, epoch.partition("/")[2]
+    is_other = sa.and_(epochs.c.epoch.contains("/"), epochs.c.epoch.not_like(f"%/{number}"))
     others = sa.select(epochs.c.epoch, epochs.c.server, ago).where(
-        ago < HELD_MS, epochs.c.server.not_in([server, *known])
+        ago < HELD_MS, sa.or_(epochs.c.server.not_in([server, *known]), is_other)
     )
     found = (await connection.execute(others.order_by(ago).limit(1))).first()
     if found is not None:

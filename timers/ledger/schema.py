@@ -104,8 +104,8 @@ epochs: Final = sa.Table(
     *_columns(sa.Integer, "shards"),
     *_columns(sa.BigInteger, "made", "seen"),
 )
-"""The dbs that have used this ledger, and on which Redis server: since when, and when a pod last said so, both by the
-SQL server's clock."""
+"""The dbs that have used this ledger, each as `<epoch>/<number>`, and on which Redis server: since when, and when a pod
+last said so, both by the SQL server's clock."""
 
 inbox: Final = sa.Table(
     "timers_inbox",
