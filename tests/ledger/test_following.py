@@ -9,13 +9,13 @@ from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.engine.fleet import Calls, Fleet, Held
-from tests.ledger.copies import agreed, in_ledger
+from tests.ledger.copies import agreed, in_ledger, say, whole
 from tests.waiting import eventually
 from timers import NewTimer
-from timers.client.copies import row_of
+from timers.client.copies import given_back, row_of
 from timers.core.model import Timer
 from timers.core.outcome import Fail, Rearm, Retry
-from timers.engine import following
+from timers.engine import comparing, following
 from timers.ledger.database import Database
 from timers.ledger.facts import Lives
 from timers.ledger.rows import Row, save, save_in
@@ -291,3 +291,23 @@ async def test_a_pod_that_leads_no_shard_lacks_nothing(fleet: Fleet, database: D
         return all(pod.worker.following is not None and pod.worker.following.share == 1.0 for pod in pods)
 
     await eventually(have_all, "both have all")
+
+
+@pytest.mark.parametrize("stage", ["whole", "check", "copy 32"])
+async def test_another_database_gets_all_timers_when_a_pod_with_it_starts(
+    fleet: Fleet, database: Database, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis said that it agreed with the ledger, with the one before. If it was lost then, the new one had nothing."""
+    monkeypatch.setattr(comparing, "COUNT_SECONDS", comparing.PASS_SECONDS)
+    await fleet.client.create("note", "a", delay="24h")
+    await notes(fleet.store, 0, 0)
+    what, _, place = stage.partition(" ")
+    now_ms = await fleet.store.now_ms()
+    await say(fleet.store, 0, f"{what} {place or now_ms}")
+    if what == "check":
+        await fleet.redis.hset(f"{keys.root(0)}hooks", LEDGER, f"whole {now_ms} another-server")
+    await fleet.redis.delete(f"{keys.root(0)}changed")
+    await given_back(fleet.store, database, [("note", "a")])  # a caller that has the new setting before the pods
+    await fleet.pod(Calls(), ledger=database)
+    assert list(await agreed(database, fleet.store)) == ["note:a"]
+    await whole(fleet.store)

@@ -29,6 +29,7 @@ from timers.store.following import (
     REBUILD,
     RESTORE,
     Stage,
+    advance,
     founded,
     is_still,
     stages,
@@ -189,15 +190,19 @@ async def _keep(database: Database, shard: int, life: str, page: Sequence[Row], 
         await database.do(partial(save_in, lives={shard: life}, changed=there))
 
 
-async def enter(store: Store, database: Transacting, shard: int) -> Stage:
+async def enter(store: Store, database: Transacting, shard: int, *, follows: bool = False) -> Stage:
     """The stage of a shard in a life that the ledger knows. What it knew is read first: if somebody says another life
-    after that, this one may be over."""
+    after that, this one may be over. A ledger that knows none was never followed: what the shard has reached, it has
+    reached with another one. Then a pod that `follows` it has everything copied, and only such a pod says a life."""
     for _ in range(FOUNDING_TRIES):
         before = (await do(database, partial(facts.lives_of, shards=[shard]), writes=False)).get(shard)
         stage = await founded(store, shard)
-        if before == stage.life:
+        is_strange = before is None and stage.what not in (RESTORE.what, REBUILD)
+        if before == stage.life or (is_strange and not follows):
             return stage
-        if await do(database, partial(facts.begin_life, shard=shard, before=before, life=stage.life)):
+        if is_strange and stage.name != COPY.name:
+            await advance(store, shard, stage, COPY)
+        elif await do(database, partial(facts.begin_life, shard=shard, before=before, life=stage.life)):
             return stage
     raise Unavailable(KEEPS_CHANGING)
 

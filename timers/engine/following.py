@@ -284,7 +284,7 @@ class Following:
             return True
         self._unlike.discard(shard)
         if stage.life != self._lives.get(shard):
-            self._lives[shard] = (await enter(self._store, self._database, shard)).life
+            self._lives[shard] = (await enter(self._store, self._database, shard, follows=True)).life
         gathered, changed = list[Note](), list[Row]()
         while found.stage.life == self._lives[shard]:
             gathered += found.notes
@@ -335,7 +335,7 @@ class Following:
     async def _agree(self, shard: int) -> None:
         """Give the shard what the ledger has and it lacks, then copy what the ledger lacks. Goes on where another pod
         was. If the shard is lost meanwhile, the next look begins anew."""
-        stage, began, count = await enter(self._store, self._database, shard), time.monotonic(), 0
+        stage, began, count = await enter(self._store, self._database, shard, follows=True), time.monotonic(), 0
         self._lives[shard] = stage.life
         await self._reached(shard, stage)
         if stage.is_whole:
