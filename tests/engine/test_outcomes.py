@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -264,18 +263,6 @@ async def test_a_pod_holds_off_with_a_prefix_and_then_tries_one_at_a_time(fleet:
     await until(lambda: len(calls) == 6, "after two more that waited the others run")
     assert sorted(calls.ids[1:]) == [f"n-{number}" for number in range(5)]
     assert pod.worker.runner.room_of("note") > 1
-
-
-async def test_a_hold_off_lasts_no_longer_if_the_servers_clock_is_set_back(fleet: Fleet) -> None:
-    async def act(_timer: Timer, _context: Context) -> None:
-        raise Retry("the server is away", after="1h", hold_off="1h")
-
-    pod = await fleet.pod(Calls(act=act))
-    await fleet.client.create("note", "x", delay=0)
-    await until(lambda: pod.worker.runner.held_off_ms("note"), "it holds off")
-    clock, now = pod.worker.runner._clock, time.monotonic()
-    clock.observe(round(clock.now_ms()) - 86_400_000, now, now)
-    assert pod.worker.runner.held_off_ms("note") <= 3_600_000
 
 
 async def test_a_hold_off_that_a_success_ends_holds_up_nothing_any_more(fleet: Fleet) -> None:

@@ -121,7 +121,7 @@ class Runner:
 
     def held_off_ms(self, prefix: str) -> int:
         """For how much longer nothing of the queue starts on this pod, because a processor asked for that."""
-        return math.ceil(max(self._held_off.get(prefix, 0.0) - time.monotonic(), 0.0) * 1000)
+        return math.ceil(max(self._held_off.get(prefix, 0.0) - self._clock.now_ms(), 0.0))
 
     async def room_free(self, taken: Callable[[], int]) -> None:
         """Wait until there is room besides what claims in progress have `taken`, which changes meanwhile."""
@@ -297,7 +297,7 @@ class Runner:
     def _hold_off(self, prefix: str, hold_off_ms: int, reason: str) -> None:
         if not self.held_off_ms(prefix):
             _log.warning("holding off with a prefix", prefix=prefix, seconds=hold_off_ms / 1000, reason=reason)
-        self._held_off[prefix] = time.monotonic() + hold_off_ms / 1000
+        self._held_off[prefix] = self._clock.now_ms() + hold_off_ms
 
     def _end_hold_off(self, prefix: str) -> None:
         if self._held_off.pop(prefix, None) is not None:
