@@ -15,6 +15,7 @@ from timers.doctor.checks import Check
 from timers.doctor.examining import examine
 from timers.ledger.database import Database
 from timers.ledger.schema import inbox, refused
+from timers.store.following import detach
 
 
 async def check_of(fleet: Fleet, database: Database) -> Check:
@@ -47,6 +48,25 @@ async def test_a_database_that_is_away_or_without_tables_fails(fleet: Fleet, led
     assert (check.level, check.repair) == ("fail", "`timers db upgrade`")
     assert "no tables of the ledger yet" in check.said
     await empty.close()
+
+
+async def test_notes_for_a_ledger_that_no_pod_has_any_more_are_told(fleet: Fleet, database: Database) -> None:
+    pod = await fleet.pod(Calls(), ledger=database)
+    await fleet.client.create("note", "a", delay="1h")
+    await agreed(database, fleet.store)
+    await fleet.drain(pod)
+    await fleet.client.change("note", "a", tags=["x"])
+
+    async def found() -> list[tuple[str, str]]:
+        checks = await examine(fleet.store, wait_seconds=0.01)
+        return [(check.level, check.said) for check in checks if check.name == "ledger"]
+
+    assert await found() == []  # pods that have it may come back
+    await fleet.pod(Calls(), name="b")
+    assert await found() == [("warn", "changes are noted in Redis for a ledger that no pod has: 1")]
+    await detach(fleet.store)
+    await fleet.client.change("note", "a", tags=["y"])
+    assert await found() == []
 
 
 @pytest.mark.parametrize("cut", [read_only, full_disk])

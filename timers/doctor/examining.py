@@ -14,6 +14,7 @@ from timers.doctor.proofs import DELIVERY_SECONDS, Refusal, check_server, unfini
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import queries
 from timers.store.filters import Filter
+from timers.store.following import left
 from timers.store.listing import read_page
 from timers.store.membership import Member, Membership, Roster
 from timers.store.store import Queue, Store
@@ -75,11 +76,22 @@ async def examine(
             from timers.doctor.ledger import check_ledger  # noqa: PLC0415 (what it needs is an extra)
 
             checks.append(await check_ledger(store, ledger))
+        elif roster.members and not any(member.has_ledger for member in roster.members):
+            checks += await _left_ledger(store)
     except (ConfigurationError, Unavailable, Refusal) as error:
         repair = "see the findings above; if the db belongs to another service, correct TIMERS_REDIS_URL"
         said, means = f"the db cannot be used: {error}", "pods and callers are refused"
         checks.append(unfinished("data", said, means, repair, error))
     return checks
+
+
+async def _left_ledger(store: Store) -> list[Check]:
+    """A finding if changes are noted for a ledger that no pod has."""
+    waiting = sum((await left(store, range(store.shards))).values())
+    said = f"changes are noted in Redis for a ledger that no pod has: {waiting}"
+    means = "nobody takes the notes away; they take memory, one for each timer that ever changes"
+    repair = "`timers db detach`, or give the pods their TIMERS_LEDGER_URL again"
+    return [Check("ledger", "warn", said, means, repair)] if waiting else []
 
 
 async def unreachable(store: Store, error: Unavailable) -> list[Check]:
