@@ -11,6 +11,7 @@ import sys
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import cached_property
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, cast
 
@@ -61,7 +62,8 @@ def configure(
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         # Loggers are not cached: one that was used before would keep its old configuration for ever.
     )
-    handler = _Stderr(sys.stderr)
+    has_buffer = isinstance(sys.stderr, TextIOWrapper)
+    handler = _Stderr(sys.stderr) if has_buffer else logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         ProcessorFormatter(
             processors=[ProcessorFormatter.remove_processors_meta, *renderers],

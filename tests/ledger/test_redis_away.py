@@ -311,7 +311,7 @@ async def test_a_hung_redis_is_waited_for_once(
 ) -> None:
     fleet = await Fleet.over(own.url)
     await fleet.pod(Calls(), ledger=database)
-    async with client_over(await open_store(connect(f"{own.url}&socket_timeout=0.5")), ledger=ledger_url) as client:
+    async with client_over(await open_store(connect(f"{own.url}&socket_timeout=2")), ledger=ledger_url) as client:
         await client.create("note", "before", delay="24h")
         await whole(fleet.store)
         own.hang()

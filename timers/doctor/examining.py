@@ -29,6 +29,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "certificate": "renew it, or correct ssl_ca_certs, ssl_certfile and ssl_keyfile in TIMERS_REDIS_URL",
     "reset by peer": _HANGS_UP,
     "closed by server": _HANGS_UP,
+    "connection lost": _HANGS_UP,
     "busy": "`redis-cli SCRIPT KILL`; find out whose script it is",
     "db index": "correct the number of the db at the end of TIMERS_REDIS_URL, or raise databases of the server",
     "which is no sentinel": "put that form into TIMERS_REDIS_URL, or the address of a Sentinel",
