@@ -228,10 +228,11 @@ async def test_a_key_that_was_found_during_the_run_and_expired_fires_with_its_va
     assert await announce(store, 2) == "known"
 
 
-async def test_a_key_that_was_found_during_the_run_is_adopted_after_it(store: Store) -> None:
+@pytest.mark.parametrize("retention_ms", [HOUR_MS, 0])
+async def test_a_key_that_was_found_during_the_run_is_adopted_after_it(store: Store, retention_ms: int) -> None:
     timer = await set_during_the_run(store, HOUR_MS)
     assert await after_run(store) == "running"
-    await settle(store, an_end(timer))
+    await settle(store, an_end(timer), retention_ms=retention_ms)
     assert await after_run(store) == "adopted"
     assert (await read(store)).due_ms == await known(store)
     assert await BareKeys(store).after_runs({A: False}) == {A: "stale"}
