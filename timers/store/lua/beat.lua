@@ -26,10 +26,7 @@ if card ~= '' then
     if call('HSET', declared, ARGV[i], now_text .. ' ' .. pod) == 1 then changed = true end
   end
 end
-local oldest = call('ZRANGE', seen, '0', '0', 'WITHSCORES')[2]
-if oldest and tonumber(oldest) < now - forget_ms then
-  for _, silent in ipairs(call('ZRANGEBYSCORE', seen, '-inf', '(' .. text(now - forget_ms))) do forget(silent) end
-end
+for _, silent in ipairs(call('ZRANGEBYSCORE', seen, '-inf', '(' .. text(now - forget_ms))) do forget(silent) end
 -- A sign from the future: the clock went back, or another program wrote it. A live pod will give another.
 if card ~= '' then
   for _, odd in ipairs(call('ZRANGEBYSCORE', seen, '(' .. text(now + forget_ms), '+inf')) do forget(odd) end
