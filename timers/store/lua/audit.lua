@@ -58,7 +58,7 @@ local function check_record(bucket, member, raw)
     return call('HSET', root .. 'quarantine', member, now_text .. ' not the name of a timer\n' .. raw)
   end
   prefixes[prefix] = true
-  if not r and newer_format(raw) then return end
+  if newer_format(raw) then return end
   if not r then
     if wrong('unreadable') then quarantine(prefix, id, trouble, raw) end
     return
@@ -100,7 +100,7 @@ end
 local function check_entry(key, prefix, id, member, status)
   local r, trouble, raw = read(member)
   if r and (r.status == status or status == 't' and r.status == 's' and r.failures ~= 0) then return end
-  if not r and newer_format(raw) then return end
+  if newer_format(raw) then return end
   if not wrong(r and 'left over' or 'no record') then return end
   if not r then quarantine(prefix, id, trouble, raw) end
   call('ZREM', key, status == 'r' and member or id)

@@ -202,11 +202,11 @@ local function parse(raw)
   return r
 end
 
--- The format of a record that only a later version reads; nil for any other, also for one that cannot be read. Every format
--- begins with its number and a space. Such a record and its entries are left as they are: pods of that version have them.
+-- Whether only a later version reads a record; false for one that nobody can read. Every format begins with its number and a space.
+-- Such a record and its entries are left as they are: pods of that version have them.
 local function newer_format(raw)
   local format = raw and tonumber(string.match(raw, '^(%d%d?) '))
-  return format and format > NEWEST_FORMAT and format or nil
+  return format and format > NEWEST_FORMAT
 end
 
 local function read(member)

@@ -31,7 +31,7 @@ local function prune(status, prefix)
       break
     end
     local r, _, raw = read(member)
-    if r or not newer_format(raw) then
+    if not newer_format(raw) then
       bytes = bytes + #(raw or '')
       gone[#gone + 1] = id
       if r then remove(member, r) else call('HDEL', record_key(member), member) end

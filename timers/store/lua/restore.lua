@@ -75,7 +75,7 @@ local function restore(prefix, id, since, score, raw)
   local r, member = parse(raw), member_of(prefix, id)
   if not r or r.token >= 2 ^ 53 then return 'unreadable' end
   local there, trouble, raw_there = read(member)
-  if not there and newer_format(raw_there) then return 'newer' end
+  if newer_format(raw_there) then return 'newer' end
   local code = there and verdict(there, r, member) or not raw_there and is_gone(r, member) and 'kept'
   if code or looks then return code or 'restored', raw_there end
   if raw_there and not there then quarantine(prefix, id, trouble, raw_there) end
