@@ -114,7 +114,7 @@ local function last_ordinal(queue, at)
   local upto = at .. '.9995'
   if call('ZCOUNT', queue, at, upto) == 0 then return -1 end
   local last = call('ZREVRANGEBYSCORE', queue, upto, at, 'WITHSCORES', 'LIMIT', '0', '1')[2]
-  return math.min(math.floor((last - at) * ORDINALS + 0.5), ORDINALS - 2)
+  return math.floor((last - at) * ORDINALS + 0.5)
 end
 
 -- The index of each queue's earliest due, so that ten thousand idle queues cost one look. It is `heads`, or `held` while the
