@@ -218,6 +218,7 @@ class TestSplit:
         )
         said = "failed attempts: 1; the last error: its pod a died or lost the lease during attempt 1"
         assert said in explain(timer, HOUR_MS)
+        assert said not in explain(timer._replace(status=Status.COMPLETED), HOUR_MS)  # its end says it
         earlier = {"type": "Fail", "reason": "before", "at": format_time(lost.at_ms - 1), "attempt": 0}
         assert said in explain(timer._replace(progress=Progress(earlier)), HOUR_MS)
         later = {"type": "Fail", "reason": "after", "at": format_time(lost.at_ms + 1), "attempt": 1}
