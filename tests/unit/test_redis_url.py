@@ -14,6 +14,9 @@ from timers.store.servers import connect
     [
         ("redis://127.0.0.1/0?foo=1", "the option 'foo' is not accepted; expected options of redis-py's connections"),
         ("redis+cluster://127.0.0.1?foo=1", "the option 'foo' is not accepted; expected options"),
+        ("redis://127.0.0.1?connection_class=x", "the option 'connection_class' is not accepted"),
+        ("redis+sentinel://127.0.0.1/main?credential_provider=x", "the option 'credential_provider' is not accepted"),
+        ("redis+cluster://127.0.0.1?event_dispatcher=x", "the option 'event_dispatcher' is not accepted"),
         ("redis+cluster://127.0.0.1?db=5", "db 5 cannot be used: .*; expected redis.cluster://HOST:PORT without a db"),
         ("rediss+cluster://127.0.0.1/5", "db 5 cannot be used: .*; expected rediss.cluster://HOST:PORT without a db"),
     ],
@@ -22,6 +25,13 @@ def test_a_part_that_is_not_accepted_is_named(url: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^TIMERS_REDIS_URL: {said}") as refused:
         connect(url)
     assert "\n" not in str(refused.value)
+
+
+async def test_an_encoding_changes_nothing() -> None:
+    connections = connect("redis://127.0.0.1/0?encoding=ascii&encoding_errors=ignore")
+    encoded: object = connections.dial().encoder.encode("é")  # type: ignore[no-untyped-call]
+    assert encoded == "é".encode()
+    await connections.close()
 
 
 def test_sentinels_without_a_service_are_told_where_its_name_stands() -> None:

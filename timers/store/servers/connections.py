@@ -40,6 +40,9 @@ HUNG_UP: Final = "Connection closed by server."
 CONNECT_SHARE: Final = 0.4
 """Share of the answer's time that connecting may take."""
 
+_TEXTS: Final = ("username", "password", "host", "path", "client_name", "lib_name", "lib_version")
+"""The options of redis-py's connections that are texts, besides those of TLS."""
+
 # No retries in redis-py: it would resend a script whose answer was lost, and a create would then answer "exists" to its
 # own author. Callers that may repeat a call do so themselves.
 _NEVER: Final = Retry(NoBackoff(), 0)
@@ -304,7 +307,7 @@ def make_pool(
     options: Mapping[str, Any], answer_s: float, *kinds: type[AbstractConnection], **more: Any
 ) -> BlockingConnectionPool:
     """A pool for the options of a URL, which win over the defaults. Its connections are improved, and of these kinds
-    too, whose attributes `more` has."""
+    too, whose attributes `more` has. Raises TypeError for an option that text cannot be, such as a class."""
     given: dict[str, Any] = {
         "max_connections": POOL_SIZE,
         "timeout": answer_s,
@@ -312,7 +315,16 @@ def make_pool(
         "socket_connect_timeout": CONNECT_SHARE * answer_s,
     }
     # With protocol 3, the pool would hand out connections that the server has closed.
-    fixed = {"retry": _NEVER, "protocol": 2, "decode_responses": False}
+    fixed = {
+        "retry": _NEVER,
+        "protocol": 2,
+        "decode_responses": False,
+        "encoding": "utf-8",
+        "encoding_errors": "strict",
+    }
+    for name in [name for name, value in options.items() if isinstance(value, str) and name not in fixed]:
+        if name not in _TEXTS and not name.startswith("ssl_"):
+            raise TypeError(f"unexpected keyword argument '{name}'")
     pool = BlockingConnectionPool(**{**given, **options, **fixed})
     kind = pool.connection_class
     pool.connection_class = type(f"Improved{kind.__name__}", (*kinds, _Improved, kind), more)
