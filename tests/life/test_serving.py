@@ -118,16 +118,20 @@ class TestUnhandled:
 
 
 class _Overdue(Store):
-    """A store with one timer, which is due or was lost by its pod at time 0, and with a clock that the test sets."""
+    """A store with one timer, which is due or was lost by its pod at time 0, and with a clock that the test sets. The
+    pod's clock goes with it, apart from its jumps."""
 
     def __init__(self, due: dict[str, int], orphans: list[Identity]) -> None:
         super().__init__(connect("redis://nowhere.invalid"))
         self._due, self._lost = due, orphans
-        self.now_ms_is = 0
+        self.now_ms_is = self.jumped_ms = 0
         self.abandoned_before: list[int] = []
 
     async def touch(self, shard: int, rank: int = 0, *, joins: bool = False) -> Touched:
         return Touched(self.now_ms_is, None, self._due)
+
+    def monotonic(self) -> float:
+        return (self.now_ms_is - self.jumped_ms) / 1000
 
     async def orphans(self, shard: int, rank: int = 0) -> tuple[list[Identity], int]:
         return self._lost, 0
@@ -148,15 +152,21 @@ class _Others(Peers):
         return self.serving
 
 
-@pytest.mark.parametrize(("due", "orphans"), [({"note": 0}, []), ({}, [("note", "x")])], ids=["due", "orphaned"])
-async def test_the_wait_for_a_prefix_restarts_whenever_a_pod_has_served_it(
-    due: dict[str, int], orphans: list[Identity]
-) -> None:
+@pytest.fixture(params=[({"note": 0}, []), ({}, [("note", "x")])], ids=["due", "orphaned"])
+def overdue(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> _Overdue:
+    store = _Overdue(*request.param)
+    monkeypatch.setattr("timers.engine.maintenance.time", store)
+    return store
+
+
+def _searching(store: Store, others: Peers) -> Maintenance:
+    return Maintenance(WorkerPod(store, Registry([]), options_of()), others, lambda _shard: True)
+
+
+async def test_the_wait_for_a_prefix_restarts_whenever_a_pod_has_served_it(overdue: _Overdue) -> None:
     """A deploy may stop the only pod any number of times, if each gap is shorter than the wait."""
-    store = _Overdue(due, orphans)
-    others = _Others(Membership(store), Member("a"))
-    pod = WorkerPod(store, Registry([]), options_of())
-    unserved = Maintenance(pod, others, lambda _shard: True)
+    store, others = overdue, _Others(Membership(overdue), Member("a"))
+    unserved = _searching(store, others)
     for store.now_ms_is in range(0, 600_000, 5_000):
         others.serving = store.now_ms_is % 60_000 == 0
         await unserved.abandon_unserved(0)
@@ -166,6 +176,25 @@ async def test_the_wait_for_a_prefix_restarts_whenever_a_pod_has_served_it(
         await unserved.abandon_unserved(0)
     # Unserved since the look at 545 s, because there was a pod at 540 s.
     assert store.abandoned_before[0] == 605_000 - 60_000
+
+
+async def test_a_jump_of_the_servers_clock_does_not_end_the_wait_for_a_prefix(overdue: _Overdue) -> None:
+    unserved = _searching(overdue, _Others(Membership(overdue), Member("a")))
+    await unserved.abandon_unserved(0)
+    overdue.jumped_ms = overdue.now_ms_is = 3_600_000
+    await unserved.abandon_unserved(0)
+    assert overdue.abandoned_before == []
+
+
+async def test_a_pod_that_has_not_looked_for_long_waits_again(overdue: _Overdue) -> None:
+    """It was frozen, and knows only the pods of before."""
+    unserved = _searching(overdue, _Others(Membership(overdue), Member("a")))
+    for overdue.now_ms_is in (0, 5_000, 600_000):
+        await unserved.abandon_unserved(0)
+    assert overdue.abandoned_before == []
+    for overdue.now_ms_is in range(605_000, 665_000, 5_000):
+        await unserved.abandon_unserved(0)
+    assert overdue.abandoned_before == [600_000]
 
 
 class TestPrefixes:

@@ -26,6 +26,9 @@ the server busy."""
 UNSERVED_SECONDS: Final = 5.0
 """The longest pause between two searches for timers that nobody serves."""
 
+LAPSE_SECONDS: Final = 30.0
+"""A longer pause between two searches (the pod was frozen, or another led the shard) says nothing of who served."""
+
 BATCH: Final = 500
 
 SHORTEST_REST_SECONDS: Final = 0.02
@@ -50,7 +53,8 @@ class Maintenance:
         self._pod, self._peers, self._leaves_work = pod, peers, leaves_work
         self._options = pod.options
         self._cursors: dict[int, str] = {}
-        self._unserved_since: dict[tuple[int, str], float] = {}
+        self._searched_at: dict[int, float] = {}
+        self._unserved_since: dict[int, dict[str, float]] = {}
         self._reported = defaultdict[str, Counter[int]](Counter)
 
     async def _led(self, rest: Callable[[int], float]) -> AsyncIterator[int]:
@@ -90,22 +94,23 @@ class Maintenance:
 
     async def abandon_all(self) -> None:
         for shard in self._peers.led(self._pod.shards):
-            if self._leaves_work(shard) or any(queue[0] == shard for queue in self._unserved_since):
+            if self._leaves_work(shard) or self._unserved_since.get(shard):
                 await self.abandon_unserved(shard)
 
     async def abandon_unserved(self, shard: int) -> None:
         """Make overdue timers and lost runs of queues that no live pod serves `unhandled`, in time. If a queue is
-        served again, or has nothing overdue or orphaned, its wait starts again."""
+        served again, or has nothing overdue or orphaned, its wait starts again. It counts by this pod's clock: the
+        server's may jump during a deploy."""
         after_ms = self._options.unhandled_after_ms
         (due, now_ms), lost = await self._due(shard), await self._lost(shard)
         pod, peers = self._pod, self._peers
         unserved = {p for p in (*due, *lost) if not (pod.serves(shard, p) or peers.serve(shard, p))}
-        for queue in [q for q in self._unserved_since if q[0] == shard and q[1] not in unserved]:
-            del self._unserved_since[queue]
-        for prefix in unserved:
-            since_ms = self._unserved_since.setdefault((shard, prefix), now_ms)
-            if now_ms - since_ms < after_ms:
-                continue
+        now, since = time.monotonic(), self._unserved_since.get(shard, {})
+        if now - self._searched_at.get(shard, now) > LAPSE_SECONDS:
+            since = {}
+        self._searched_at[shard] = now
+        self._unserved_since[shard] = since = {prefix: since.get(prefix, now) for prefix in unserved}
+        for prefix in [prefix for prefix in unserved if (now - since[prefix]) * 1000 >= after_ms]:
             ids = await self._pod.store.abandon(
                 shard, prefix, lost.get(prefix, ()), before_ms=now_ms - after_ms, most=BATCH, pod=self._pod.name
             )
