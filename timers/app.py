@@ -206,12 +206,13 @@ async def _serve(settings: Settings, url: str, redis: str, announce: Announce, s
         if worker is not None:
             stopping.hurry = partial(_hurry, worker)
             ends.push_async_callback(worker.drain)
-            await _started(worker)
+            await _started(worker, stopping)
         else:
             peers = _peers(settings, store, stopping)
             ends.push_async_callback(peers.stop)
-            await _started(peers)
-        announce(api, redis, probes)
+            await _started(peers, stopping)
+        if not stopping.asked.is_set():
+            announce(api, redis, probes)
         await stopping.asked.wait()
         health.drain()
         _log.info("stopping; a second signal hands running timers back at once")
@@ -263,13 +264,21 @@ def _worker(
     return Worker(store, registry, client, options, metrics, disagreed=stopping.disagreed)
 
 
-async def _started(pod: Worker | Peers) -> None:
+async def _started(pod: Worker | Peers, stopping: Stopping) -> None:
+    """Start it, unless it is stopped before: what processors open may take for ever."""
+    starting, stopped = asyncio.create_task(pod.start()), asyncio.create_task(stopping.asked.wait())
     try:
-        await pod.start()
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
     except Unavailable as error:
         raise ConfigurationError(f"TIMERS_REDIS_URL: the server went away while the pod started: {error}") from error
     except LedgerUnavailable as error:
         raise ConfigurationError(f"TIMERS_LEDGER_URL: it went away while the pod started: {error}") from error
+    finally:
+        starting.cancel()
+        stopped.cancel()
+        await asyncio.gather(starting, stopped, return_exceptions=True)
 
 
 def _fleet_wide(settings: Settings) -> dict[str, str]:

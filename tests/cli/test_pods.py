@@ -233,6 +233,25 @@ async def test_each_further_signal_asks_for_more() -> None:
     assert stopped.is_set()
 
 
+async def test_a_signal_ends_a_pod_whose_processor_does_not_open(
+    start: Start, server: EmbeddedServer, redis: Redis, tmp_path: Path
+) -> None:
+    redis.ping()
+    (tmp_path / "waiting.py").write_text(
+        "import asyncio, contextlib, sys\nfrom timers import processor\n\n"
+        "@contextlib.asynccontextmanager\nasync def lifespan():\n    print('opening', file=sys.stderr)\n"
+        "    await asyncio.Event().wait()\n    yield\n\n"
+        "@processor('note', lifespan=lifespan)\nasync def note(timer, context): ...\n"
+    )
+    path = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "TIMERS_PROCESSORS": "waiting", "TIMERS_HTTP_PORT": "0"}
+    pod = start("serve", **path, TIMERS_REDIS_URL=server.url)
+    await eventually(_said(pod, "opening"), "the lifespan opens")
+    pod.signal(signal.SIGTERM)
+    ended = await asyncio.to_thread(pod.end)
+    assert (ended.code, '"ready"' in ended.err) == (0, False)
+    assert redis.zcard("timers:{pods}:seen") == 0
+
+
 async def test_a_function_that_hangs_in_its_thread_keeps_no_pod_alive(
     start: Start, server: EmbeddedServer, redis: Redis
 ) -> None:

@@ -1,5 +1,6 @@
 """Lifespans of processors: opened once per pod before the first run, closed after the last."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,7 +11,7 @@ from tests.engine.fleet import Fleet, Held, until
 from timers.core.model import Timer
 from timers.engine.supervisor import Lifespans
 from timers.errors import ConfigurationError
-from timers.processor import BlockingContext, Context, Processor, Registry, processor
+from timers.processor import BlockingContext, Context, Lifespan, Processor, Registry, processor
 
 
 class Pool:
@@ -76,6 +77,14 @@ async def test_a_drain_closes_it_after_the_last_run(fleet: Fleet) -> None:
     assert closed_before_the_end == [False]
 
 
+def _serving(lifespan: Lifespan[None]) -> Processor:
+    @processor("note", lifespan=lifespan)
+    async def serve(timer: Timer, context: Context) -> None:
+        raise AssertionError
+
+    return serve
+
+
 async def _no_database() -> None:
     raise OSError("no database")
 
@@ -86,14 +95,49 @@ async def test_a_pod_that_cannot_open_it_does_not_start_and_names_the_processor(
         await _no_database()
         yield
 
-    @processor("note", lifespan=lifespan)
-    async def serve(timer: Timer, context: Context) -> None:
-        raise AssertionError
-
     pool = Pool()
     with pytest.raises(ConfigurationError, match=r"lifespan of the processor .*serve failed: OSError: no database$"):
-        await fleet.pod(pool.processor("a-first"), serve)
+        await fleet.pod(pool.processor("a-first"), _serving(lifespan))
     assert (pool.opened, pool.closed) == (1, 1)
+
+
+@pytest.mark.parametrize("failure", [asyncio.CancelledError("gave up"), SystemExit("gave up")], ids=type)
+async def test_one_that_is_cancelled_or_exits_is_named_too(failure: BaseException) -> None:
+    async def fail() -> None:
+        raise failure
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        await fail()
+        yield
+
+    pool = Pool()
+    lifespans = Lifespans([pool.processor("a-first"), _serving(lifespan)])
+    with pytest.raises(ConfigurationError, match=r"lifespan of the processor .*serve failed: \w+: gave up$"):
+        await lifespans.open()
+    assert (pool.opened, pool.closed) == (1, 1)
+
+
+async def test_one_that_takes_long_is_named_and_left_when_the_pod_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timers.engine.supervisor.OPENING_SECONDS", 0)
+    left = asyncio.Event()
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            left.set()
+
+    with capture_logs() as lines:
+        opening = asyncio.create_task(Lifespans([_serving(lifespan)]).open())
+        await until(lambda: lines, "it is named")
+    (line,) = lines
+    assert line["event"] == "the lifespan of a processor is not open yet"
+    assert line["processor"].endswith("serve")
+    opening.cancel()
+    await left.wait()
 
 
 async def test_a_pod_that_is_limited_to_other_prefixes_does_not_open_it() -> None:
@@ -110,11 +154,7 @@ async def test_a_lifespan_that_fails_to_close_is_logged_and_ends_nothing_else() 
         yield
         raise OSError("gone already")
 
-    @processor("note", lifespan=lifespan)
-    async def serve(timer: Timer, context: Context) -> None:
-        raise AssertionError
-
-    lifespans = Lifespans([serve])
+    lifespans = Lifespans([_serving(lifespan)])
     await lifespans.open()
     with capture_logs() as lines:
         await lifespans.close()

@@ -24,6 +24,9 @@ REMINDER_SECONDS: Final = 60.0
 """A service that still waits for the same reason says so again after this long. Else an outage would fill the log: a
 pod has nine services, and each tries again twice a second."""
 
+OPENING_SECONDS: Final = 10.0
+"""When a lifespan that still opens is named: its pod starts nothing meanwhile."""
+
 _log = get_logger("timers.supervisor")
 _lifespans_log = get_logger("timers.lifespans")
 
@@ -174,7 +177,11 @@ class Lifespans:
         opened = asyncio.Event()
         self._holding = asyncio.create_task(self._hold(opened), name="timers.lifespans")
         self._holding.add_done_callback(lambda _: opened.set())
-        await opened.wait()
+        try:
+            await opened.wait()
+        except asyncio.CancelledError:
+            self._holding.cancel()
+            raise
         if self._holding.done():
             failed, self._holding = self._holding, None
             await failed
@@ -193,12 +200,21 @@ class Lifespans:
         """Runs in its own task, because a context may have to be left in the task that entered it."""
         async with AsyncExitStack() as stack:
             for lifespan, owner in self._owners.items():
+                telling = asyncio.get_running_loop().call_later(OPENING_SECONDS, _tell_unopened, owner.origin)
                 try:
                     self.states[lifespan] = await stack.enter_async_context(lifespan())
                 except ConfigurationError:
                     raise
-                except Exception as error:
+                except (Exception, asyncio.CancelledError, SystemExit) as error:
+                    if (task := asyncio.current_task()) and task.cancelling():
+                        raise
                     said = f"{type(error).__name__}: {error}"
                     raise ConfigurationError(f"the lifespan of the processor {owner.origin} failed: {said}") from error
+                finally:
+                    telling.cancel()
             opened.set()
             await self._closing.wait()
+
+
+def _tell_unopened(processor: str) -> None:
+    _lifespans_log.warning("the lifespan of a processor is not open yet", processor=processor)
