@@ -40,6 +40,23 @@ async def test_a_repeat_in_a_time_zone_that_was_abolished_fails_before_its_run(f
     await fleet.client.cancel("note", "bad", purge=True)
 
 
+async def test_a_change_of_a_timer_in_an_abolished_time_zone_keeps_the_rest(fleet: Fleet) -> None:
+    await fleet.client.create("note", "bad", delay="1h")
+    spec = b'{"payload":{"n":1},"timeout":"5s","repeat":{"every":"1d","timezone":"Mars/Olympus"}}'
+    await spoil(fleet, spec)
+    moved = await fleet.client.reschedule("note", "bad", delay="2h")
+    assert (moved.payload, moved.repeat, (moved.last_error or {})["type"]) == ({"n": 1}, None, "CorruptRecord")
+    assert divided(await fleet.redis.hget(bucket_of(BAD), BAD))[1][0] == spec
+    berlin = await fleet.client.change(
+        "note", "bad", repeat={"every": "1d", "timezone": "Europe/Berlin", "count": 1}, delay=0
+    )
+    assert (berlin.payload, berlin.timeout) == ({"n": 1}, "5s")
+    calls = Calls()
+    await fleet.pod(calls)
+    await fleet.completed("bad")
+    assert [timer.payload for timer in calls.timers] == [{"n": 1}]
+
+
 async def test_a_retried_timer_that_is_still_unreadable_fails_again_and_a_new_one_runs(fleet: Fleet) -> None:
     await fleet.client.create("note", "bad", delay=0)
     await spoil(fleet, b"nonsense")

@@ -12,7 +12,7 @@ from tests.engine.fleet import Calls, Fleet, Held
 from tests.ledger.copies import agreed, in_ledger, say, whole
 from tests.waiting import eventually
 from timers import NewTimer
-from timers.client.copies import given_back, row_of
+from timers.client.copies import given_back, row_of, row_of_timer
 from timers.core.model import Timer
 from timers.core.outcome import Fail, Rearm, Retry
 from timers.engine import comparing, following
@@ -22,7 +22,7 @@ from timers.ledger.rows import Row, save, save_in
 from timers.ledger.schema import PURGED, timers
 from timers.processor import Context
 from timers.store import keys
-from timers.store.codec import RecordParts, put_together
+from timers.store.codec import RecordParts, put_together, readable
 from timers.store.following import LEDGER, Note, notes, stages
 
 
@@ -185,6 +185,13 @@ async def test_a_removed_timer_leaves_a_tombstone_and_a_later_life_replaces_it(
         assert "secret" not in str(row)
     await fleet.client.create("note", "a", delay="24h")
     assert (await agreed(database, fleet.store))["note:a"].version == 1
+
+
+async def test_a_timer_in_an_abolished_time_zone_keeps_its_spec_in_its_row(fleet: Fleet) -> None:
+    spec = b'{"payload":1,"repeat":{"every":"1d","timezone":"Mars/Olympus"}}'
+    timer = readable("note", "a", put_together(RecordParts("s", 1, 0, 0, 1, 1, 1, 1, spec, b"", ())))
+    assert timer is not None
+    assert row_of_timer(fleet.store, timer).spec == spec.decode()
 
 
 async def test_a_record_that_is_missing_without_a_word_deletes_no_row(fleet: Fleet, database: Database) -> None:

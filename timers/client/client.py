@@ -46,7 +46,7 @@ from timers.logs import get_logger
 from timers.settings import Settings, load_worker_settings
 from timers.store import keys, queries
 from timers.store.callers import Quota, Quotas
-from timers.store.codec import encode_act
+from timers.store.codec import encode_act, spec_of
 from timers.store.cooperative import Turn, cooperatively
 from timers.store.filters import Filter, Visible
 from timers.store.identity import Loss
@@ -339,7 +339,7 @@ class TimerClient(Timers):
                 prefix,
                 id,
                 due="" if due_ms is None else f"@{due_ms}",
-                spec=change.changed_spec(current.spec),
+                spec=change.changed_spec(spec_of(current)),
                 progress=changed_progress(current, change, due_ms),
                 edit_lock_ms=self._edit_lock_ms,
                 version=current.version if version is None else version,

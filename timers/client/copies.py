@@ -105,7 +105,7 @@ def row_of_timer(store: Store, timer: Timer) -> Row:
     history = stored.latest(0).decode().removeprefix("\n") if isinstance(stored, codec.StoredHistory) else ""
     counts = (timer.version, timer.token, timer.attempt, timer.failures, timer.occurrence)
     times = (timer.due_ms, timer.created_ms, timer.updated_ms)
-    texts = (encode(timer.spec), codec.encode_progress(timer.progress), history)
+    texts = (encode(codec.spec_of(timer)), codec.encode_progress(timer.progress), history)
     return Row(timer.prefix, timer.id, shard, timer.status.value, *counts, *times, *texts)
 
 

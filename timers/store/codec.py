@@ -8,6 +8,8 @@ PROTOCOL.md describes the fields.
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, overload
 
@@ -258,15 +260,30 @@ def new_record(
 
 
 def _salvaged(prefix: str, timer_id: str, raw: bytes, lease: Lease | None, reason: str) -> Timer | None:
-    """The timer from a record's head alone; it keeps the rest as it is."""
+    """The timer from a record's head, with its payload and progress as far as they can be read. It keeps the rest as it
+    is."""
     error = encode_progress(Progress(last_error={"type": "CorruptRecord", "reason": reason, "detail": ""}))
     size = HEAD.size if raw.startswith(_TWO) else raw.find(b"\n") + 1
     try:
         timer = _decoded(prefix, timer_id, raw[:size] + f"{{}}\n{error}".encode(), lease)
     except _UNREADABLE:
         return None
-    *_, spec, _, history = _split(raw if b"\n" in raw[size:] else raw + b"\n")
-    return timer._replace(history=StoredHistory(timer.created_ms, timer.version, spec, history))
+    *_, spec, begun, history = _split(raw if b"\n" in raw[size:] else raw + b"\n")
+    with suppress(*_UNREADABLE):
+        timer = timer._replace(progress=replace(_progress(begun), last_error=timer.last_error))
+    timer = timer._replace(history=StoredHistory(timer.created_ms, timer.version, spec, history))
+    return timer._replace(spec={name: value for name, value in spec_of(timer).items() if name == "payload"})
+
+
+def spec_of(timer: Timer) -> Mapping[str, Any]:
+    """What a change of the timer is applied to: the spec of its record as it is, also if it is no longer valid. Empty
+    if it is none."""
+    if not isinstance(timer.history, StoredHistory):
+        return timer.spec
+    with suppress(*_UNREADABLE):
+        if isinstance(spec := json.loads(timer.history.spec), dict):
+            return spec
+    return {}
 
 
 class StoredHistory(Sequence[HistoryEntry]):
