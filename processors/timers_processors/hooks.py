@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -76,7 +75,7 @@ async def in_turn(timer: Timer, context: Context[Any]) -> None:
     except NotFound:
         return
     if earlier is not None and not earlier.status.finished:
-        later = earlier.due_ms / 1000 - time.time() + SOON_SECONDS
+        later = (earlier.due_ms - timer.updated_ms) / 1000 + SOON_SECONDS  # by Redis' clock: this run began then
         raise Retry(f"the previous call has not ended: {before}", after=max(later, SOON_SECONDS), snooze=True)
 
 

@@ -14,16 +14,17 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from tests.api.harness import running_api
 from tests.engine.fleet import Calls, Fleet, Pod, until
 from tests.servers import ServerHandle
+from tests.unit.samples import START_MS, NoTimers, a_context, a_timer
 from tests.waiting import eventually
 from tests.webhooks.receivers import Received, hang, receiving, settings, speaking
 from timers import Fail, InvalidInput, Rearm, Retry
 from timers.core.hooks import EVENTS, NAMES, letter_of
-from timers.core.model import Timer
+from timers.core.model import Status, Timer
 from timers.processor import Context, find
 from timers.settings import Settings, load_settings
 from timers.store import keys, outbox
 from timers.store.membership import Membership
-from timers_processors.hooks import processors
+from timers_processors.hooks import SOON_SECONDS, in_turn, processors
 from timers_processors.webhook import WebHooks
 from timers_processors.webhook import processors as webhook_processors
 
@@ -163,6 +164,21 @@ async def test_a_call_that_fails_holds_up_the_later_ones_of_its_timer_and_no_oth
     first, second = (r for r in receiver.received if b"timer.armed" in r.body and b'"id":"a"' in r.body)
     assert first.headers["webhook-id"] == second.headers["webhook-id"]
     assert told(receiver.received, "b") == ["timer.armed"]
+
+
+@pytest.mark.parametrize("behind_seconds", [-7200, 7200])
+async def test_a_call_waits_for_the_one_before_whatever_the_pods_clock_says(
+    monkeypatch: pytest.MonkeyPatch, behind_seconds: int
+) -> None:
+    class Before(NoTimers):
+        async def get(self, prefix: str, id: str) -> Timer:
+            return a_timer(prefix=prefix, id=id, status=Status.SCHEDULED, due_ms=START_MS + 30_000)
+
+    monkeypatch.setattr("time.time", lambda: START_MS / 1000 - behind_seconds)
+    call = a_timer(spec={"payload": {"after": "first"}})
+    with pytest.raises(Retry) as waits:
+        await in_turn(call, a_context(call)._replace(timers=Before()))
+    assert (waits.value.after, waits.value.snooze) == (30 + SOON_SECONDS, True)
 
 
 async def test_changes_posted_without_live_pods_are_called_by_the_next_pod(fleet: Fleet) -> None:
