@@ -9,9 +9,11 @@ from typing import Final
 import pytest
 from redis.exceptions import (
     ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
+    NoPermissionError,
     TryAgainError,
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from structlog.testing import capture_logs
 
 from tests.clusters import Cluster
 from tests.servers import free_port, start_server
@@ -100,6 +102,29 @@ async def test_a_moved_slot_is_found(store: Store, cluster: Cluster) -> None:
         assert (await asked.execute())[:3] == [1, b"1", 2]
     await redis.delete(f"{ROOT}times")
     await elsewhere.aclose()
+
+
+async def test_where_a_node_refuses_to_say_who_has_what_others_are_asked(cluster: Cluster) -> None:
+    """Users are not replicated: a new node may lack them, and be asked when the one asked before has gone."""
+    refusing, other, _ = await cluster.primaries()
+    await refusing.ask("ACL", "SETUSER", "default", "-cluster|slots")
+    connections = connect(patient(f"redis+cluster://{refusing.name},{other.name}"))
+    try:
+        with capture_logs() as lines:
+            assert await connections.commands.get(ROOT) is None
+            await connections.refresh()
+        assert len(connections.nodes) == 3
+        await other.ask("ACL", "SETUSER", "default", "-cluster|slots")
+        lone = connect(patient(f"redis+cluster://{refusing.name},{other.name}"))
+        with pytest.raises(NoPermissionError, match=r"cluster\|slots"):
+            await lone.commands.get(ROOT)
+        await lone.close()
+    finally:
+        for node in (refusing, other):
+            await node.ask("ACL", "SETUSER", "default", "+@all")
+        await connections.close()
+    said = [(line["node"], "cluster|slots" in line["reason"]) for line in lines if "refuses" in line["event"]]
+    assert said == [(refusing.name, True)]
 
 
 async def test_a_script_whose_answer_was_lost_is_not_sent_again(store: Store, cluster: Cluster) -> None:

@@ -20,6 +20,7 @@ from redis.exceptions import (
 )
 
 from timers.errors import ConfigurationError
+from timers.logs import get_logger
 from timers.setting_values import redacted, split_hosts
 from timers.store.cooperative import shared
 from timers.store.servers.connections import SLOT_MOVES, Connections, Scripts, connect_server
@@ -39,6 +40,9 @@ HANGS_SECONDS: Final = 0.5
 ASK_SECONDS: Final = 1.0
 """After this time without an answer another node is asked too."""
 
+TELL_SECONDS: Final = 60.0
+"""How often it is logged that a node refuses to answer."""
+
 SETTLE_SECONDS: Final = 2.0
 """How long a command waits for its slot to settle."""
 
@@ -54,6 +58,8 @@ _UNKNOWN: Final = "?"
 follows would go to this machine, with the password."""
 AWAY: Final = (ConnectionError, TimeoutError, OSError)
 """Errors of a server that does not answer."""
+
+_log = get_logger("timers.cluster")
 
 
 @lru_cache(maxsize=10_000)
@@ -93,7 +99,7 @@ class Slots(Scripts):
         self._peers: dict[str, Mapping[str, float]] = {}
         """By address: the nodes that have the same slots, itself among them, and when the cluster last said so. A node
         that is gone still counts for a while, because it may come back and be promoted."""
-        self._asked_at = float("-inf")
+        self._asked_at = self._told_at = float("-inf")
         self._asking: asyncio.Task[None] | None = None
         self.seed = self._at(self._seeds[0])
 
@@ -236,8 +242,9 @@ class Slots(Scripts):
                     address, error = asked.pop(each), each.exception()
                     if error is None:
                         said = address, each.result()
-                    elif isinstance(error, AWAY):
+                    elif isinstance(error, (ResponseError, *AWAY)):
                         trouble = error
+                        self._tell_refusal(address, error)
                     else:
                         raise error
         finally:
@@ -247,6 +254,12 @@ class Slots(Scripts):
             raise trouble
         by, (_, ranges) = said
         await self._take(by, ranges)
+
+    def _tell_refusal(self, address: str, error: Exception) -> None:
+        """Log it once in a while, if it is one: what this process knows of the cluster may be old by now."""
+        if isinstance(error, ResponseError) and time.monotonic() - self._told_at > TELL_SECONDS:
+            self._told_at = time.monotonic()
+            _log.error("a node refuses to say who has which slots", node=address, reason=str(error))
 
     async def _said_at(self, address: str) -> _Said:
         ask = self._at(address).scripts.execute_command
