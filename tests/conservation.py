@@ -25,6 +25,7 @@ _UNCHECKED: Final = (
         "mark",
         "hooks",
         "changed",
+        "agreed",
         "outbox",
         "unposted",
         "inbox",

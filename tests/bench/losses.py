@@ -195,7 +195,7 @@ async def _after(url: str, ledger: Database | None, made: Sequence[Timer], ended
     async def is_done() -> bool:
         counts = (await fleet.client.counts()).get("run", {})
         stage = (await stages(fleet.store, [0]))[0]
-        is_whole = ledger is None or (stage.is_whole and stage.server == await server_of(fleet.store))
+        is_whole = ledger is None or (stage.is_whole and stage.server == (await server_of(fleet.store))[0])
         return is_whole and not any(counts.get(status) for status in (Status.SCHEDULED, Status.RUNNING))
 
     await eventually(is_done, "what was due has run")

@@ -78,7 +78,7 @@ async def in_redis(store: Store) -> dict[str, Row]:
 
 async def say(store: Store, shard: int, stage: str) -> None:
     """Let a shard be at a stage, given as `<what> <place>`, on the server that runs."""
-    await store.connections.commands.hset(f"{keys.root(shard)}hooks", LEDGER, f"{stage} {await server_of(store)}")
+    await store.connections.commands.hset(f"{keys.root(shard)}hooks", LEDGER, f"{stage} {(await server_of(store))[0]}")
 
 
 async def agreed(database: Database, store: Store) -> dict[str, Row]:

@@ -18,7 +18,7 @@ from timers.ledger import rows
 from timers.ledger.database import Database, SchemaState
 from timers.setting_values import redacted
 from timers.settings import load_worker_settings
-from timers.store.following import COPY, advance, detach, founded, notes, stages
+from timers.store.following import COPY, advance, detach, founded, notes, server_of, stages
 from timers.store.store import Store
 
 T = TypeVar("T")
@@ -57,7 +57,8 @@ def upgrade(
 @db.command()
 def status(output: Output = "table") -> None:
     """Show the state of the ledger's tables, and which shards of Redis do not agree with it yet, with how far they are
-    (`-`: Redis does not answer). Exits with 1 if this version cannot use the tables, or nothing can be written."""
+    (`-`: Redis does not answer). Exits with 1 if this version cannot use the tables, nothing can be written, or the
+    database was set back."""
 
     async def look(database: Database) -> tuple[SchemaState, str | None]:
         state = await database.state()
@@ -67,23 +68,28 @@ def status(output: Output = "table") -> None:
         return state, state.problem or database.trouble
 
     url, (state, problem) = _run(look)
-    behind = None if problem else _shards_behind()
+    behind, problem = (None, problem) if problem else _shards_behind()
     versions = {"found": state.found, "needed": state.newest, "problem": problem}
     show({"database": url, **versions, "shards_behind": behind}, output)
     if problem is not None:
         raise typer.Exit(1)
 
 
-def _shards_behind() -> list[str] | None:
-    """As `told`; None while Redis is away."""
+def _shards_behind() -> tuple[list[str] | None, str | None]:
+    """As `told`, None while Redis is away; and how it is said that the database was set back, if it was."""
 
-    async def ask(client: TimerClient, store: Store) -> list[str]:
-        return await told(await _checked(client), await stages(store, range(store.shards)))
+    async def ask(client: TimerClient, store: Store) -> tuple[list[str] | None, str | None]:
+        database, (_, told_ms) = await _checked(client), await server_of(store)
+        try:
+            await database.ping(told_ms)
+        except LedgerUnavailable as error:
+            return None, str(error)
+        return await told(database, await stages(store, range(store.shards))), None
 
     try:
         return run(ask)
     except TimersError:
-        return None
+        return None, None
 
 
 @db.command()

@@ -9,7 +9,7 @@ from timers.doctor.checks import Check, Trouble, judged
 from timers.errors import ConfigurationError, LedgerUnavailable
 from timers.ledger import inbox
 from timers.ledger.database import Database
-from timers.store.following import CHECK, COPY, REBUILD, RESTORE, behind, stages
+from timers.store.following import CHECK, COPY, REBUILD, RESTORE, behind, server_of, stages
 from timers.store.store import Store
 
 LATE_MS: Final = 60_000
@@ -33,7 +33,7 @@ async def check_ledger(store: Store, database: Database) -> Check:
         if state.problem is not None:
             repair = "upgrade the pods" if state.is_later else "`timers db upgrade`"
             return Check("ledger", "fail", f"its database cannot be used: {state.problem}", _NOT_ARMED, repair)
-        await database.ping()
+        await database.ping((await server_of(store))[1])
         repaired, refused = await _repaired(store, database), await _refused(database)
         reached = await stages(store, range(store.shards))
         waiting, oldest_ms = await behind(store)

@@ -14,6 +14,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from timers.client.copies import DECLARED, enter, give_back, give_facts_back, keep_facts, restored, row_of, share
 from timers.client.drift import remove, take_away
 from timers.engine.peers import Peers
@@ -21,7 +23,7 @@ from timers.engine.pod import Pod
 from timers.errors import Full, LedgerUnavailable
 from timers.ledger import rows
 from timers.ledger.database import Database
-from timers.ledger.facts import hold, last_shards
+from timers.ledger.facts import Holder, follow_on, hold, last_shards
 from timers.ledger.many import execute
 from timers.ledger.rows import Identity, Row, save_in
 from timers.logs import get_logger
@@ -110,6 +112,8 @@ class Following:
         """Shards of other pods that this one has begun to copy."""
         self._fails = False
         """Whether the ledger was away at the last look."""
+        self._agreed_ms = 0
+        """What the ledger has said and Redis is to be told."""
         self._servers: set[str] = set()
         """The Redis servers that this pod has met at its URL, one after the other."""
         self._seen: dict[int, dict[bytes, bytes]] = {}
@@ -180,7 +184,7 @@ class Following:
         clean_at = hold_at = help_at = 0.0
         while True:
             if time.monotonic() >= hold_at:
-                await claim_ledger(self._store, self._database, self._servers)
+                self._agreed_ms = await claim_ledger(self._store, self._database, self._servers)
                 hold_at = time.monotonic() + HOLD_SECONDS
             led = list(self._peers.led(self._pod.shards))
             for by_shard in (self._saved, self._left, self._followed):
@@ -309,7 +313,7 @@ class Following:
 
     async def _read(self, shard: int, cursor: int) -> Notes:
         saved = self._saved.pop(shard, ())
-        found = await notes(self._store, shard, cursor, saved)
+        found = await notes(self._store, shard, cursor, saved, self._agreed_ms)
         self._left[shard] = found.left
         return found
 
@@ -393,27 +397,36 @@ class Following:
         return round(self._store.clock.now_ms())
 
 
-async def claim_ledger(store: Store, database: Database, known: set[str] | None = None) -> None:
+async def claim_ledger(store: Store, database: Database, known: set[str] | None = None) -> int:
     """Say that this db uses the ledger. `known` Redis servers were this db's before, and the present one is added.
-    Raises LedgerUnavailable if another db does, and Moving if the service has left this one. If the service has another
+    Returns what to tell Redis, so that it is noticed if the database is set back. Raises LedgerUnavailable if it was,
+    or if another db uses it, and Moving if the service has left this one. If the service has another
     number of shards than before, its rows are given their new ones first."""
     if store.identity.moving is not None and store.identity.moving.is_over:
         raise store.identity.moving.error  # where the service is now has the ledger
     known = set() if known is None else known
-    server, identity, number = await server_of(store), store.identity, store.connections.db
+    (server, told_ms), identity, number = await server_of(store), store.identity, store.connections.db
+    now_ms = round(store.clock.now_ms())
 
-    async def say(shards: int) -> None:
-        said = partial(hold, epoch=f"{identity.epoch}/{number}", server=server, shards=shards, known=known)
-        if (other := await database.do(said)) is not None:
-            raise LedgerUnavailable(f"the ledger is not available: {other}")
+    async def say(shards: int) -> int:
+        async def claim(connection: AsyncConnection) -> Holder | int:
+            epoch = f"{identity.epoch}/{number}"
+            other = await hold(connection, epoch=epoch, server=server, shards=shards, known=known)
+            return other or await follow_on(connection, now_ms)
 
-    before = None if server in known else await database.do(last_shards, writes=False)
+        said = await database.do_unless_older(told_ms, claim)
+        if isinstance(said, Holder):
+            raise LedgerUnavailable(f"the ledger is not available: {said}")
+        return said
+
+    before = None if server in known else await database.do(last_shards, writes=False, looks=True)
     if before is not None and before != identity.shards:
         await say(before)
         changed = await rows.reshard(database, store.shard_of)
         _log.info("the ledger's rows have the new number of shards", shards=identity.shards, rows=changed)
-    await say(identity.shards)
+    said_ms = await say(identity.shards)
     known.add(server)
+    return said_ms
 
 
 def _rows(shard: int, found: Mapping[str, bytes]) -> Iterator[Row]:

@@ -24,6 +24,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from timers.errors import ConfigurationError, LedgerUnavailable, shown
+from timers.ledger.facts import older
 from timers.ledger.inbox import set_notify, waited_ms
 from timers.ledger.schema import UPGRADE, VERSION_TABLE, metadata, timers
 from timers.ledger.sqlite import SqliteFile, begin
@@ -114,6 +115,8 @@ class Database:
         of what pods write while nothing happens changes no row."""
         self._room_until = 0.0
         """Until then there was room when last looked, and no access has failed since."""
+        self._older: str | None = None
+        """Why it is used for nothing but to look again: it was set back, and what was removed since would come back."""
         self._under_way: list[tuple[float, str | None]] = []
         """Since when, and the request for which, if it is for one."""
 
@@ -122,7 +125,8 @@ class Database:
         """Why an access did not work, if none that writes has worked since, or that one has had no answer for long, or
         that no row can be added. None if all is well."""
         waited = time.monotonic() - min((began for began, _ in self._under_way), default=inf)
-        return f"{_AWAY}: no answer for {waited:.0f} s" if waited > BUSY_SECONDS else self._failed or self._has_no_room
+        late = f"{_AWAY}: no answer for {waited:.0f} s" if waited > BUSY_SECONDS else None
+        return late or self._older or self._failed or self._has_no_room
 
     def requests_waiting(self) -> frozenset[str]:
         """The ids of the requests whose accesses have had no answer for more than a moment."""
@@ -149,9 +153,11 @@ class Database:
             self._free.release()
 
     @asynccontextmanager
-    async def transaction(self, *, writes: bool = True) -> AsyncIterator[AsyncConnection]:
+    async def transaction(self, *, writes: bool = True, looks: bool = False) -> AsyncIterator[AsyncConnection]:
         """A transaction, committed at the end. On SQLite one that `writes` has the only right to write from the
-        start."""
+        start. One that `looks` whether the database was set back is let through although it was."""
+        if self._older and not looks:
+            raise LedgerUnavailable(self._older)
         access = time.monotonic(), request_id.get()
         self._under_way.append(access)
         try:
@@ -176,12 +182,12 @@ class Database:
         if not await asyncio.to_thread(self._file.has_successor):
             raise LedgerUnavailable(f"{_AWAY}: its file was removed or replaced; put it back, or {UPGRADE}")
 
-    async def do(self, work: Work[T], *, writes: bool = True) -> T:
+    async def do(self, work: Work[T], *, writes: bool = True, looks: bool = False) -> T:
         """Do something in a transaction of its own. If it takes LONGEST_SECONDS, raises LedgerUnavailable, and it may
         have been committed. A caller that is cancelled waits a moment for it, because a connection cannot be used again
         after a call that nobody waits for."""
         drivers = list[Any]()
-        doing = asyncio.create_task(self._do(work, writes, drivers))
+        doing = asyncio.create_task(self._do(work, writes, looks, drivers))
         try:
             if (await asyncio.wait({doing}, timeout=LONGEST_SECONDS))[0]:
                 return doing.result()
@@ -192,16 +198,30 @@ class Database:
         await _end(doing, drivers)
         raise LedgerUnavailable(f"{_AWAY}: no answer for {LONGEST_SECONDS:g} s")
 
-    async def _do(self, work: Work[T], writes: bool, drivers: list[Any]) -> T:
-        async with self.transaction(writes=writes) as connection:
+    async def _do(self, work: Work[T], writes: bool, looks: bool, drivers: list[Any]) -> T:
+        async with self.transaction(writes=writes, looks=looks) as connection:
             if self.dialect == "postgresql":
                 drivers.append((await connection.get_raw_connection()).driver_connection)
             return await work(connection)
 
-    async def ping(self) -> None:
+    async def do_unless_older(self, told_ms: int | None, work: Work[T]) -> T:
+        """As `do`. If the database says that pods followed last long before the time that Redis was told, raises
+        LedgerUnavailable, and so does every other access until it is asked again. None changes nothing about that."""
+
+        async def look(connection: AsyncConnection) -> T:
+            if told_ms is not None:
+                self._older = await older(connection, told_ms)
+            if self._older:
+                raise LedgerUnavailable(self._older)
+            return await work(connection)
+
+        return await self.do(look, looks=True)
+
+    async def ping(self, told_ms: int | None = None) -> None:
         """Make sure that the database answers, lets this user do with each table what pods do, and lets timers be
-        written: many keep answering while they are set to read-only, or their disk is full."""
-        await self.do(self._look)
+        written: many keep answering while they are set to read-only, or their disk is full. If it is said what Redis
+        was told, also that it was not set back."""
+        await self.do_unless_older(told_ms, self._look)
 
     async def _look(self, connection: AsyncConnection) -> None:
         await _try(connection)
@@ -221,7 +241,7 @@ class Database:
 
     async def state(self) -> SchemaState:
         """The state of the tables. Changes nothing."""
-        found = await self.do(lambda connection: connection.run_sync(_revision), writes=False)
+        found = await self.do(lambda connection: connection.run_sync(_revision), writes=False, looks=True)
         script = ScriptDirectory(str(_MIGRATIONS))
         newest = script.get_current_head() or ""
         known = {None, *(revision.revision for revision in script.walk_revisions())}

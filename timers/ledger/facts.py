@@ -20,6 +20,19 @@ from timers.ledger.many import among, execute, rows_given
 from timers.ledger.schema import epochs, facts, now_ms
 
 KEY: Final = "key"
+_AGREED: Final = "agreed"
+"""The kind of one fact: when pods last followed, by the Redis server's clock. Pods tell Redis once it is committed."""
+
+OLDER_MS: Final = 60_000
+"""A database that says this much less than Redis lacks commits: it was set back, or is not the last one. One that was
+promoted with less lag is still compared and repaired."""
+
+_SET_BACK: Final = (
+    "the ledger is not available: its database is {} minutes older than what Redis has agreed with, restored from a "
+    "backup or another one than before, so timers that were removed since would run. Drop its tables, then run "
+    "`timers db upgrade` and `timers db refill`"
+)
+
 _LIFE: Final = "life"
 """The kind of facts whose names are shards."""
 
@@ -90,6 +103,31 @@ async def begin_life(connection: AsyncConnection, shard: int, before: str | None
     return (await connection.execute(said)).rowcount == 1
 
 
+async def older(connection: AsyncConnection, told_ms: int) -> str | None:
+    """How it is said that the database was set back, if it was. One that says no time is new, or only pods of an
+    earlier version have used it."""
+    await _alone(connection)  # who fills the table again would find what was read here written over it
+    said_ms = await _agreed_ms(connection)
+    return _SET_BACK.format((told_ms - said_ms) // 60_000) if 0 < said_ms < told_ms - OLDER_MS else None
+
+
+async def follow_on(connection: AsyncConnection, now_ms: int) -> int:
+    """Say that pods follow now. Returns what to tell Redis once this is committed: it never goes back."""
+    said_ms = max(now_ms, await _agreed_ms(connection) + 1)
+    await write(connection, {(_AGREED, ""): str(said_ms)}, ())
+    return said_ms
+
+
+async def _alone(connection: AsyncConnection) -> None:
+    """Wait for others who write about dbs. On SQLite nobody else can write anyway."""
+    if connection.dialect.name == "postgresql":
+        await connection.execute(_ONE_BY_ONE)
+
+
+async def _agreed_ms(connection: AsyncConnection) -> int:
+    return int((await connection.execute(sa.select(facts.c.value).where(facts.c.kind == _AGREED))).scalar() or 0)
+
+
 async def last_shards(connection: AsyncConnection) -> int | None:
     """The number of shards of the db that has used the ledger last; None if none has."""
     return (await connection.execute(sa.select(epochs.c.shards).order_by(epochs.c.seen.desc()).limit(1))).scalar()
@@ -101,8 +139,7 @@ async def hold(
     """Say that pods of this db are alive; its `epoch` is followed by `/` and its number. Returns who holds the ledger
     if that is a db of another number, or of a server which is not `known` to be an earlier one of this db; then nothing
     was changed. An earlier version says no number."""
-    if connection.dialect.name == "postgresql":  # on SQLite nobody else can write meanwhile
-        await connection.execute(_ONE_BY_ONE)  # two that begin in one moment would not see each other
+    await _alone(connection)  # two that begin in one moment would not see each other
     ago, number = now_ms() - epochs.c.seen, epoch.partition("/")[2]
     is_other = sa.and_(epochs.c.epoch.contains("/"), epochs.c.epoch.not_like(f"%/{number}"))
     others = sa.select(epochs.c.epoch, epochs.c.server, ago).where(

@@ -95,7 +95,7 @@ _index("timers_timers_pending", timers.c.pending, timers.c.shard)
 
 facts: Final = sa.Table("timers_facts", metadata, *_names("kind", "name"), *_columns(sa.Text, "value"))
 """What else a db needs to go on as before: `declared` prefixes, `paused` prefixes, API `key`s; and the `life` of each
-shard."""
+shard, what comparisons found (`drift`), and when pods last followed (`agreed`)."""
 
 epochs: Final = sa.Table(
     "timers_epochs",

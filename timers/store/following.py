@@ -109,20 +109,21 @@ class Notes(NamedTuple):
     large: int
 
 
-async def notes(store: Store, shard: int, cursor: int, done: Sequence[Note] = ()) -> Notes:
+async def notes(store: Store, shard: int, cursor: int, done: Sequence[Note] = (), agreed_ms: int = 0) -> Notes:
     """Take notes away that are `done` and still the same, and read further ones. From the first call on, the shard's
-    scripts note what they change."""
+    scripts note what they change. The first shard remembers the latest `agreed_ms`."""
     *before, last = [done[start : start + PAGE] for start in range(0, len(done), PAGE)] or [()]
     for part in before:
-        await _follow(store, shard, cursor, 0, part)
-    stage, life, at, found, left, fresh, large = await _follow(store, shard, cursor, PAGE, last)
+        await _follow(store, shard, (cursor, 0), part, 0)
+    said_ms = agreed_ms if shard == FIRST_SHARD else 0
+    stage, life, at, found, left, fresh, large = await _follow(store, shard, (cursor, PAGE), last, said_ms)
     read = [Note(member.decode(errors="replace"), noted, record) for member, noted, record in grouped(found, 3)]
     return Notes(_stage(stage, life), read, int(at), int(left), int(fresh), int(large))
 
 
-async def _follow(store: Store, shard: int, cursor: int, most: int, done: Sequence[Note]) -> Sequence[Any]:
+async def _follow(store: Store, shard: int, start: tuple[int, int], done: Sequence[Note], ms: int) -> Sequence[Any]:
     members, noted = [note.member for note in done], [note.noted for note in done]
-    return await store.run("follow", shard, [cursor, most, len(done), *members, *noted])
+    return await store.run("follow", shard, [*start, len(done), *members, *noted, ms])
 
 
 async def stages(store: Store, shards: Sequence[int]) -> dict[int, Stage]:
@@ -133,10 +134,17 @@ async def stages(store: Store, shards: Sequence[int]) -> dict[int, Stage]:
     }
 
 
-async def server_of(store: Store) -> str:
-    """The identity of the server's process: a restart and a failover change it."""
+async def server_of(store: Store) -> tuple[str, int | None]:
+    """The identity of the server's process, which a restart and a failover change; and when pods last followed, as far
+    as Redis was told. 0: never; None if that cannot be read, such as on a cluster's node that is away."""
+    asked: Any = store.connections.commands.pipeline(transaction=False)
+    asked.info("server").get(f"{keys.root(FIRST_SHARD)}agreed")
     with reachable():
-        return str((await store.connections.commands.info("server"))["run_id"])
+        about, said = await asked.execute(raise_on_error=False)
+        if isinstance(about, Exception):
+            raise about
+    is_known = said is None or (isinstance(said, bytes) and said.isdigit())
+    return str(about["run_id"]), int(said or 0) if is_known else None
 
 
 async def is_still(store: Store, epoch: str) -> bool:

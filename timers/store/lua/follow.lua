@@ -19,6 +19,9 @@ end
 if #same > 0 then call('HDEL', changed, unpack(same)) end
 if most == '0' then return {now_text} end
 
+local agreed, known = tonumber(ARGV[5 + 2 * done]), redis.pcall('GET', root .. 'agreed')
+if agreed > 0 and agreed > (tonumber(type(known) == 'string' and known) or 0) then call('SET', root .. 'agreed', ARGV[5 + 2 * done]) end
+
 local function is_empty()
   local buckets = {}
   for i = 0, 255 do buckets[i + 1] = string.format('%srec:%02x', root, i) end
