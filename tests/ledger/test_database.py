@@ -34,6 +34,32 @@ async def test_an_empty_database_is_refused_until_it_was_upgraded(ledger_url: st
     await database.close()
 
 
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_a_database_that_cannot_hold_every_text_is_refused(driver: str, encoding: str) -> None:
+    """One payload in another script kept all other timers from being copied."""
+    template = f"template0 ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
+    database = Database(postgres.new_database(driver, copied_from=template))
+    said = f"its encoding is {encoding}; make a database with ENCODING 'UTF8'"
+    for attempt in (database.check, database.upgrade):
+        with pytest.raises(ConfigurationError, match=said):
+            await attempt()
+    await database.close()
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_the_encoding_that_a_role_asks_for_changes_nothing(driver: str) -> None:
+    database = Database(postgres.new_database(driver))
+    await database.upgrade()
+    async with database.transaction() as tx:
+        await tx.execute(text(f"ALTER DATABASE {database.engine.url.database} SET client_encoding = 'LATIN1'"))
+    await database.engine.dispose()
+    async with database.transaction() as tx:
+        await tx.execute(text("INSERT INTO timers_facts VALUES ('paused', 'note', :said)"), {"said": "\u0436"})
+        assert await tx.scalar(text("SELECT value FROM timers_facts")) == "\u0436"
+    await database.close()
+
+
 async def differences(database: Database) -> list[object]:
     def compare(connection: Connection) -> list[object]:
         options = {"version_table": VERSION_TABLE, "compare_server_default": False}

@@ -31,7 +31,7 @@ async def check_ledger(store: Store, database: Database) -> Check:
     try:
         state = await database.state()
         if state.problem is not None:
-            repair = "upgrade the pods" if state.is_later else "`timers db upgrade`"
+            repair = "upgrade the pods, or use another database" if state.is_foreign else "`timers db upgrade`"
             return Check("ledger", "fail", f"its database cannot be used: {state.problem}", _NOT_ARMED, repair)
         await database.ping((await server_of(store))[1])
         repaired, refused = await _repaired(store, database), await _refused(database)

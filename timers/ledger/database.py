@@ -70,23 +70,35 @@ ROOM_SECONDS: Final = 30.0
 """How often a look makes sure that there is room, while nothing is wrong: PostgreSQL cleans up after it."""
 
 _LACKS: Final = re.compile(r"no such (table|column)|(relation|column) .+ does not exist")
+_ENCODING: Final = "UTF8"
+"""The only one that holds every text: in another, one timer's payload would keep all others from being copied."""
+
 # PgBouncer gives each transaction another connection, which does not know the statements prepared on the one before.
 _UNPREPARED: Final[dict[str, dict[str, Any]]] = {
     "asyncpg": {"statement_cache_size": 0, "prepared_statement_cache_size": 0, "timeout": BUSY_SECONDS},
-    "psycopg": {"prepare_threshold": None, "connect_timeout": int(BUSY_SECONDS)},
+    "psycopg": {"prepare_threshold": None, "connect_timeout": int(BUSY_SECONDS), "client_encoding": _ENCODING},
 }
 
 
 class SchemaState(NamedTuple):
-    """Which migration the database has, the newest that this version has, and whether it has one of a later version."""
+    """Which migration the database has, the newest that this version has, whether it has one of a later version, and
+    its encoding."""
 
     found: str | None
     newest: str
     is_later: bool
+    encoding: str = _ENCODING
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether an upgrade does not help."""
+        return self.is_later or self.encoding != _ENCODING
 
     @property
     def problem(self) -> str | None:
         """Why this version cannot use the database; None if it can."""
+        if self.encoding != _ENCODING:
+            return f"its encoding is {self.encoding}; make a database with ENCODING '{_ENCODING}'"
         if self.found == self.newest:
             return None
         if self.found is None:
@@ -241,11 +253,11 @@ class Database:
 
     async def state(self) -> SchemaState:
         """The state of the tables. Changes nothing."""
-        found = await self.do(lambda connection: connection.run_sync(_revision), writes=False, looks=True)
+        found, encoding = await self.do(_found, writes=False, looks=True)
         script = ScriptDirectory(str(_MIGRATIONS))
         newest = script.get_current_head() or ""
         known = {None, *(revision.revision for revision in script.walk_revisions())}
-        return SchemaState(found, newest, found not in known)
+        return SchemaState(found, newest, found not in known, encoding)
 
     async def check(self) -> None:
         """Raises ConfigurationError, with what to do, unless the tables are those of this version."""
@@ -254,10 +266,10 @@ class Database:
 
     async def upgrade(self, *, notify: bool = True) -> None:
         """Bring the tables to the state of this version. With `notify`, a row of the inbox wakes the pods, where the
-        database can do that. Makes SQLite's file. Raises ConfigurationError for tables of a later version."""
+        database can do that. Makes SQLite's file. Raises ConfigurationError for a database that it does not help."""
         self._file.is_made = True
         state = await self.state()
-        if state.is_later:
+        if state.is_foreign:
             raise ConfigurationError(f"TIMERS_LEDGER_URL: the database cannot be used; {state.problem}")
         async with self.transaction() as connection:
             await connection.run_sync(_upgrade, notify=notify)
@@ -302,6 +314,12 @@ async def _add(connection: AsyncConnection) -> None:
     undone = await connection.begin_nested()
     await connection.execute(timers.insert(), row)
     await undone.rollback()
+
+
+async def _found(connection: AsyncConnection) -> tuple[str | None, str]:
+    """Its revision and its encoding."""
+    said = await connection.scalar(text("SHOW server_encoding")) if connection.dialect.name == "postgresql" else None
+    return await connection.run_sync(_revision), said or _ENCODING
 
 
 def _revision(connection: Connection) -> str | None:
