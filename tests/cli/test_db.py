@@ -315,6 +315,15 @@ def test_a_ledger_that_another_server_uses_is_left_to_it(filled: CommandLine, re
     assert filled("ls").out == "none\n"
 
 
+def test_a_database_that_was_set_back_is_a_problem(filled: CommandLine, redis: Redis, url: str) -> None:
+    execute(url, "INSERT INTO timers_facts VALUES ('agreed', '', '1')")
+    redis.set("timers:{0}:agreed", 180_002)
+    status = filled("db", "status", "--output", "json")
+    assert status.code == 1
+    assert "its database is 3 minutes older than what Redis has agreed with" in json.loads(status.out)["problem"]
+    assert "its database is 3 minutes older" in filled("rebuild").refusal()
+
+
 def test_a_rebuild_exits_with_1_if_redis_does_not_take_a_timer(filled: CommandLine, redis: Redis, url: str) -> None:
     redis.flushall()
     execute(url, "UPDATE timers_timers SET due = -1 WHERE id = 'b'")
