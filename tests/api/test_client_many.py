@@ -404,13 +404,30 @@ async def test_a_listener_that_joins_during_an_outage_hears_open_once_subscribed
     first = feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await first.next() == Open()
+        place = feed.place
         queries.breaks.set()
         await queries.broken.wait()
-        second = feed.join()
+        second, back = feed.join(), feed.join(after=place)
         assert second.waiting(1) == []
         queries.mends.set()
-        assert [await first.next(), await second.next()] == [Gap(), Open()]
+        assert [await each.next() for each in (first, second, back)] == [Gap(), Open(), Gap()]
+    for each in (first, second, back):
+        await feed.leave(each)
+    assert feed.join().waiting(1) == []
     await feed.close()
+
+
+async def test_a_purge_that_left_calls_behind_does_not_say_that_nothing_was_done(
+    client: TimerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise Unavailable("away", nothing_done=True)
+
+    monkeypatch.setattr("timers.client.client.purge_calls", away)
+    await client.create("test", "x", delay="1h")
+    with pytest.raises(Unavailable) as left:
+        await client.cancel("test", "x", purge=True)
+    assert not left.value.nothing_done
 
 
 async def test_a_feed_outlives_an_error_that_nobody_expected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,6 +499,17 @@ async def test_a_listener_that_does_not_read_costs_nothing_and_learns_how_much_i
     assert feed.dropped == 7
     queries.sink(change(5000))
     assert await listener.next() == change(5000)
+    await feed.close()
+
+
+async def test_a_listener_that_was_slow_from_the_start_hears_open_first() -> None:
+    queries = BreakingChanges()
+    feed = Feed(queries.changes)
+    slow, quick = feed.join(), feed.join()
+    assert await quick.next() == Open()
+    for version in range(LOG_LIMIT + 1):
+        queries.sink(change(version))
+    assert slow.waiting(2) == [Open(), change(1)]
     await feed.close()
 
 

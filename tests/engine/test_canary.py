@@ -145,6 +145,18 @@ async def test_an_event_of_an_earlier_round_does_not_count_for_a_later_one(rig: 
     assert len(set(rig.names)) == len(rig.names)
 
 
+async def test_a_canary_whose_subscription_is_replaced_judges_nothing() -> None:
+    """Its event may have gone with the subscription; a pod that was deaf took itself for one that hears."""
+    rig = _Rig()
+    rig.announces = False
+    await rig.canary.judge()
+    judged = asyncio.create_task(rig.canary.judge())
+    await until(lambda: rig.rounds == 2 and rig.touches_left == 0, "it waits for the event")
+    rig.canary.resubscribed(AT_MS)
+    await judged
+    assert rig.canary.delivery == "deaf"
+
+
 async def test_a_pod_that_stood_still_is_not_deaf_if_the_event_waits_to_be_read() -> None:
     """Its listener dropped the subscription, with everything that had come over it meanwhile."""
     async with running_canary(deaf_seconds=0.5) as rig:

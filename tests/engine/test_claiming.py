@@ -138,3 +138,13 @@ async def test_a_script_that_rescues_takes_no_more_than_one_that_claims() -> Non
     claiming.cancel()
     await asyncio.gather(claiming, return_exceptions=True)
     assert max(store.asked) <= CLAIM_BATCH
+
+
+async def test_a_prefix_that_is_held_off_while_it_is_claimed_from_is_asked_for_nothing() -> None:
+    """The claim under way has taken the room of before, and the script fails if it is asked for fewer than none."""
+    intake, runner, store = Intake(), _FakeRunner(), _Away()
+    claimer = Claimer(Pod(store, Registry([_note]), options_of()), intake, cast("Any", runner))
+    with claimer._asking({"note": 5}):
+        assert claimer._room_of("note") == _FakeRunner.room - 5
+        runner.room_of = lambda _prefix: 0  # type: ignore[method-assign]
+        assert claimer._room_of("note") == 0

@@ -1,6 +1,7 @@
 """A pod that hears nothing: its sweep claims at once, and a cut subscription is soon up again."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -160,14 +161,15 @@ def _listener(pod: Pod, canaries: Canaries) -> Listener:
 
 
 class _Line:
-    """Stands for `listen`: confirms each subscription, and then brings only what the test says."""
+    """Stands for `listen`: confirms that many subscriptions, and then brings only what the test says."""
 
-    def __init__(self, *brings: Notification) -> None:
-        self.brings, self.seen = brings, list[str]()
+    def __init__(self, *brings: Notification, confirms: float = math.inf) -> None:
+        self.brings, self.confirms, self.seen = brings, confirms, list[str]()
 
     async def __call__(self, _connections: object, sink: Sink) -> None:
         self.seen.append("opened")
-        sink("subscribed", 0)
+        if self.seen.count("opened") <= self.confirms:
+            sink("subscribed", 0)
         try:
             while True:
                 await asyncio.sleep(0.001)
@@ -201,6 +203,15 @@ async def test_a_silent_subscription_is_closed_only_after_the_next_is_open(
     line = _Line()
     await _silences(store, line, monkeypatch, lambda _: len(line.seen) >= 5)
     assert line.seen[:5] == ["opened", "opened", "closed", "opened", "closed"]
+
+
+async def test_a_server_that_confirms_nothing_is_asked_for_one_more_subscription(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each silence would open another."""
+    line = _Line(confirms=1)
+    await _silences(store, line, monkeypatch, lambda silences: silences > 5)
+    assert line.seen == ["opened", "opened", "closed", "closed"]
 
 
 async def test_a_subscription_that_is_only_slow_is_not_closed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
