@@ -276,14 +276,11 @@ def _salvaged(prefix: str, timer_id: str, raw: bytes, lease: Lease | None, reaso
 
 
 def spec_of(timer: Timer) -> Mapping[str, Any]:
-    """What a change of the timer is applied to: the spec of its record as it is, also if it is no longer valid. Empty
-    if it is none."""
-    if not isinstance(timer.history, StoredHistory):
-        return timer.spec
-    with suppress(*_UNREADABLE):
-        if isinstance(spec := json.loads(timer.history.spec), dict):
-            return spec
-    return {}
+    """What a change of the timer is applied to: its spec, with what its record has that is no longer valid."""
+    if isinstance(timer.history, StoredHistory):
+        with suppress(*_UNREADABLE):
+            return {**json.loads(timer.history.spec), **timer.spec}
+    return timer.spec
 
 
 class StoredHistory(Sequence[HistoryEntry]):
