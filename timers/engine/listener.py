@@ -75,7 +75,8 @@ class Subscription:
         subscription = self._subscribe()
         try:
             await self._check_flags()
-            while await self._fails(subscription):
+            while True:
+                await self._failure(subscription)
                 if not await self._check_flags():
                     _log.warning("notification flags unknown", said=self.flags)
                 # What has brought something since the last failure is only slow: it may hold more.
@@ -94,14 +95,13 @@ class Subscription:
     def _subscribe(self) -> asyncio.Task[None]:
         return asyncio.create_task(listen(self._canary.part, self.handle))
 
-    async def _fails(self, subscription: asyncio.Task[None]) -> bool:
+    async def _failure(self, subscription: asyncio.Task[None]) -> None:
         """Return once a canary's event failed to arrive. Raises Unavailable if the subscription breaks first."""
         failure = asyncio.create_task(self._canary.next_failure())
         try:
             await asyncio.wait({subscription, failure}, return_when=asyncio.FIRST_COMPLETED)
             if subscription.done():
                 await subscription
-            return True
         finally:
             failure.cancel()
 
