@@ -148,8 +148,7 @@ class Runs:
         """Queue one end. The run keeps its lease until the end is written."""
         self._queues[run.shard].append((run, settlement))
         self._something.set()
-        if not self.waiting:
-            self._empty.clear()
+        self._empty.clear()
         self.waiting += 1
 
     async def emptied(self) -> None:
@@ -184,7 +183,7 @@ class Runs:
         batch = list(islice(queue, SETTLE_BATCH))
         runs = [run for run, _ in batch]
         codes = await self._write_ends(shard, [settlement for _, settlement in batch])
-        await self._release_permits([run for run in runs if run.permit])
+        await self._release_permits(runs)
         for _ in batch:
             queue.popleft()
         self.waiting -= len(batch)
@@ -208,8 +207,8 @@ class Runs:
 
     async def _release_permits(self, runs: Sequence[Run]) -> None:
         """Give back the permits of a batch. If that fails, the batch is written again, which changes nothing."""
-        if runs:
-            await self._pod.permits.release([run.permit for run in runs if run.permit])
+        if permits := [run.permit for run in runs if run.permit]:
+            await self._pod.permits.release(permits)
         for run in runs:
             run.permit = None
 
@@ -217,7 +216,7 @@ class Runs:
         """Nothing of a lost run is written. A permit that cannot be released ends with the lease."""
         lost, self._lost = self._lost, []
         with suppress(Unavailable):
-            await self._release_permits([run for run in lost if run.permit])
+            await self._release_permits(lost)
         self._written(lost)
 
     async def _write_ends(self, shard: int, settlements: Sequence[Settlement]) -> list[str]:
