@@ -170,6 +170,11 @@ async def test_a_lease_that_outlived_its_record_is_kept_for_its_run_alone(store:
     assert await redis.pttl(acts.lease_key(timer)) > 0
     await conserved(store)
     await redis.hdel(acts.bucket_of(timer.key), timer.key)
+    assert await restore(store, [changed(there[0], token=timer.token - 1)]) == ["restored"]
+    assert not await redis.exists(acts.lease_key(timer))
+    await conserved(store)
+    await redis.hdel(acts.bucket_of(timer.key), timer.key)
+    await redis.set(acts.lease_key(timer), f"{POD} {timer.token}", px=LEASE_MS)
     assert await restore(store, [changed(there[0], status="s")]) == ["restored"]
     assert not await redis.exists(acts.lease_key(timer))
     await redis.zrem("timers:{0}:leases", timer.key)
