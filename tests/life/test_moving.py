@@ -20,7 +20,7 @@ from timers.core.model import Status, Timer
 from timers.embedded import Family
 from timers.errors import Moving, Refused
 from timers.processor import DISTRIBUTION
-from timers.store import keys, moving
+from timers.store import keys, moving, upkeep
 from timers.store.callers import Callers
 from timers.store.identity import COPYING, LEAVING
 from timers.store.membership import VERSION, Membership
@@ -173,6 +173,8 @@ async def test_nothing_changes_while_the_service_moves(fleet: Fleet) -> None:
         for number, act in enumerate(acts):
             with pytest.raises(Moving, match=f"is being moved to {THERE}"):
                 raise AssertionError(f"{number}: {await act()}")
+        for shard in range(fleet.store.shards):
+            await upkeep.prune(fleet.store, shard, retention_ms=-1, retention_failed_ms=-1, most=10)
     assert await everything(fleet) == before
     assert await abort(fleet.store) == THERE
     for act in acts[:7]:
