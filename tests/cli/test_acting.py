@@ -2,7 +2,6 @@
 
 import io
 import json
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,7 @@ from redis import Redis
 
 from tests.cli.commands import CommandLine
 from tests.cli.test_many import create
-from timers.cli.shared import progress
 from timers.client.actions import PAGE
-from timers.errors import Unavailable
 
 ACTIONS = ("cancel", "retry", "purge", "reschedule", "change")
 
@@ -154,10 +151,3 @@ def test_a_wrong_prefix_is_named_as_it_was_typed(timers: CommandLine) -> None:
     for typed in (("--prefix", "a b"), ("--prefix=a b",)):
         assert timers("ls", *typed).refusal(2).startswith("timers: --prefix: 'a b' is not accepted")
     assert timers("get", "a b", "x").refusal(2).startswith("timers: PREFIX: 'a b' is not accepted")
-
-
-def test_what_breaks_off_says_how_far_it_came(capsys: pytest.CaptureFixture[str]) -> None:
-    with suppress(Unavailable), progress("cancel", 10) as tell:
-        tell(4)
-        raise Unavailable("gone")
-    assert capsys.readouterr().err == "timers: cancel broke off after 4 of 10 timers\n"

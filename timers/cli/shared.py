@@ -14,7 +14,7 @@ from timers.client import TimerClient, client_of, open_redis
 from timers.core.fields import OWN_PREFIXES, is_own
 from timers.core.model import Status
 from timers.embedded import reachable_url
-from timers.errors import InvalidInput, TimersError
+from timers.errors import InvalidInput
 from timers.settings import load_worker_settings
 from timers.store.filters import Filter
 from timers.store.listing import read_page
@@ -107,14 +107,10 @@ def note(said: str) -> None:
 
 @contextmanager
 def progress(label: str, number: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on stderr, if that is a terminal, and how far it came if it breaks off. Call the result with
-    how many of about `number` are done."""
+    """Show a progress bar on stderr, if that is a terminal. Call the result with how many of about `number` are
+    done."""
     with typer.progressbar(length=number, label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-        try:
-            yield lambda done: bar.update(done - bar.pos)
-        except TimersError:
-            note(f"{label} broke off after {bar.pos} of {number} timers")
-            raise
+        yield lambda done: bar.update(done - bar.pos)
 
 
 def _completed(read: Callable[[TimerClient, Store], Awaitable[Sequence[str]]], incomplete: str) -> Sequence[str]:
