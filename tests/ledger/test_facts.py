@@ -81,7 +81,7 @@ async def test_a_key_that_was_lost_is_not_refused_until_it_is_restored(
         await fleet.redis.flushall()
         for call in (("GET", "/v1/stats"), ("PUT", "/v1/timers/test/b", {"delay": "1h"})):
             away = (await api.call(*call, headers=headers)).problem(503, "unavailable")
-            assert away["detail"].endswith("; nothing was done")
+            assert away["detail"].endswith("; nothing was done") == (call[0] != "GET")
         (await api.call("GET", "/v1/stats")).problem(401, "unauthorized")
         await fleet.pod(Calls(), ledger=database)
 
