@@ -21,7 +21,7 @@ from timers.ledger.database import Database
 from timers.store.servers import connect
 
 _LASTING: Final = re.compile(
-    r"timers:(meta|\{(pods|fired)\}:\w+|canary:.+|\{\d+\}:(token|epoch|mark|hooks|changed|inbox|outbox|counts|prefixes|bare|paused|blocked|rec:..|finished:.:.+))"
+    r"timers:(meta|\{(pods|fired)\}:\w+|canary:.+|\{\d+\}:(token|epoch|mark|hooks|changed|agreed|inbox|outbox|counts|prefixes|bare|paused|blocked|rec:..|finished:.:.+))"
 )
 """Keys of a shard that may be there while nothing is armed: see the protocol. Due index, leases, triggers may not."""
 
