@@ -108,7 +108,7 @@ class Keys:
 
     def run(self, name: bytes, *arguments: bytes) -> Reply:
         """Run one command. Returns its error rather than raising it."""
-        command = self._commands.get(name.upper())
+        command = self._commands.get(name) or self._commands.get(name.upper())
         if command is None:
             return Refused(f"ERR unknown command '{name.decode()}'")
         try:

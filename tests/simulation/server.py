@@ -27,6 +27,11 @@ def service_scripts() -> Mapping[bytes, str]:
     return {scripts.digest(name).encode(): name for name in names if not name.endswith("common")}
 
 
+@cache
+def _text(name: str) -> bytes:
+    return scripts.source(name).encode()
+
+
 def _folder(room: str) -> list[Traversable]:
     folder = files("timers") / (room.rstrip("/") or "store") / "lua"
     return sorted((each for each in folder.iterdir() if each.name.endswith(".lua")), key=lambda each: each.name)
@@ -47,8 +52,8 @@ class Server:
 
     def __init__(self, lua: Lua, now: Callable[[], float], texts: Mapping[str, str] | None = None) -> None:
         self.keys = Keys(self.now_us, self._publish)
-        self._lua, self._now, self._texts = lua, now, dict(texts or {})
-        self._compiled: dict[bytes, bytes] = {}
+        self._lua, self._now = lua, now
+        self._texts = {name: text.encode() for name, text in (texts or {}).items()}
         self.listeners: dict[bytes, list[Listener]] = {}
         self.stalled_until = self.away_until = self.refuses_until = 0.0
         self.life = 0
@@ -68,12 +73,10 @@ class Server:
         if command[0] != b"EVALSHA":
             return _REFUSED if refuses and command[0] in _WRITES else self.keys.run(*command)
         digest, number = command[1], int(command[2])
-        text = self._compiled.get(digest)
-        if text is None:
-            name = service_scripts().get(digest)
-            if name is None:
-                return Refused("NOSCRIPT No matching script. Please use EVAL.")
-            text = self._compiled[digest] = (self._texts.get(name) or scripts.source(name)).encode()
+        name = service_scripts().get(digest)
+        if name is None:
+            return Refused("NOSCRIPT No matching script. Please use EVAL.")
+        text = self._texts.get(name) or _text(name)
         if refuses and b"no-writes" not in text.partition(b"\n")[0]:
             return _REFUSED
         return self._lua.run(self.keys, text, list(command[3 : 3 + number]), list(command[3 + number :]))

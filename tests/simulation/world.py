@@ -47,7 +47,7 @@ END_SECONDS: Final = 25.0
 PATIENCE_SECONDS: Final = 2.0
 """How long a pod waits for an answer."""
 
-LOOK_SECONDS: Final = 0.2
+LOOK_SECONDS: Final = 0.1
 QUIET_LOOKS: Final = 3
 """How often in a row it must have been quiet: what is started twice starts soon after the first time."""
 

@@ -51,7 +51,8 @@ class Leases:
         try:
             while True:
                 doubted.clear()
-                await self._beat(self._kept())
+                if runs := self._kept():
+                    await self._beat(runs)
                 self._pods_loop.call_soon_threadsafe(self._runs.extended)
                 if self._pod.away.is_partial:
                     await asyncio.sleep(AGAIN_SECONDS)
