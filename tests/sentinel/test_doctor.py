@@ -49,6 +49,20 @@ async def test_a_sentinel_that_is_away_is_named_and_a_lost_majority_fails(sentin
     assert (found.level, found.said.partition(",")[0]) == ("fail", "1 of 3 Sentinels answer")
 
 
+async def test_a_sentinel_that_refuses_the_password_is_told_from_one_that_is_away(
+    sentinels: Sentinels, store: Store
+) -> None:
+    refusing, away, _ = sentinels.sentinels
+    await refusing.ask("ACL", "SETUSER", "default", "-sentinel")
+    away.down()
+    found = await finding(store, "sentinels")
+    await refusing.ask("ACL", "SETUSER", "default", "+sentinel")
+    names = found.said.partition("without an answer: ")[2].split(", ")
+    assert names[0].startswith(f"{refusing.name} (")
+    assert "permission" in names[0]
+    assert names[1:] == [away.name]
+
+
 async def test_a_primary_that_is_away_beside_a_lost_majority_is_told_with_it(
     sentinels: Sentinels, store: Store
 ) -> None:

@@ -3,10 +3,13 @@
 from collections.abc import AsyncIterator
 
 import pytest
+from structlog.testing import capture_logs
 
+from tests.api.harness import running_api
 from tests.engine.fleet import Calls, Fleet
 from tests.sentinels import Sentinels
 from tests.waiting import eventually
+from timers.store.servers import sentinel
 
 FLAGS = "notify-keyspace-events"
 
@@ -39,3 +42,36 @@ async def test_a_replica_that_becomes_the_primary_announces_timers(sentinels: Se
     await fleet.client.create("note", "a", delay=0)
     await fleet.completed("a")
     assert calls.ids == ["a"]
+
+
+async def test_a_pod_says_that_no_sentinel_answers_and_that_one_does_again(
+    sentinels: Sentinels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the Sentinels get another password: it goes on with a primary that may soon be none."""
+    monkeypatch.setattr(sentinel, "FORGET_SECONDS", 0.0)
+    with capture_logs() as lines:
+        async with running_api(sentinels.url, []) as api:
+
+            async def warns() -> str:
+                reply = await api.call("GET", "/readyz")
+                assert reply.status == 200
+                return next((said for said in reply.body["warnings"] if "failover" in said), "")
+
+            async def is_calm() -> bool:
+                return not await warns()
+
+            await eventually(is_calm, "the Sentinels are heard")
+            for each in sentinels.sentinels:
+                each.down()
+            said = await eventually(warns, "the pod warns")
+            for each in sentinels.sentinels:
+                each.up()
+            await eventually(is_calm, "the warning ends")
+    asked = ", ".join(each.name for each in sentinels.sentinels)
+    assert said.startswith(f"a failover goes unnoticed: no Sentinel of {asked} can be asked: ")
+    logged = [line for line in lines if "Sentinel" in line["event"]]
+    assert {line["event"] for line in logged} == {
+        "no Sentinel can be asked; a failover goes unnoticed",
+        "a Sentinel answers again",
+    }
+    assert logged[0]["reason"].startswith(f"no Sentinel of {asked} can be asked: ")

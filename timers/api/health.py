@@ -99,8 +99,8 @@ class HealthRoutes:
         problems = list(dict.fromkeys(self._problems(trouble, health, anonymous=bare)))
         if trouble and takes_creates:
             waits.append(f"{trouble}; only new timers are taken, for the ledger")
-        if self._partly:
-            waits.append(self._partly.partition(":")[0] if bare else self._partly)
+        for said in filter(None, (self._partly, self._connections.unwatched)):
+            waits.append(said.partition(":")[0] if bare else said)
         waits += self._ledger_warnings(health, anonymous=bare)
         full = [FULL] if is_full else []
         warnings = [*full, *unacknowledged(self._store), *unserved.warnings(visible), *waits]

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from timers.client.opening import LEVELS, SETTING, lacking, listed
 from timers.core.shapes import Durability
@@ -117,7 +117,11 @@ async def _word(sentinels: Sentinels, place: Address) -> _Word | Exception:
 
 def _quorum(sentinels: Sentinels, words: Sequence[_Word | Exception]) -> Check:
     heard = [word for word in words if isinstance(word, _Word)]
-    silent = [shown(place) for place, word in zip(sentinels.places, words, strict=True) if isinstance(word, Exception)]
+    silent = [
+        f"{shown(place)} ({word})" if isinstance(word, AuthenticationError | ResponseError) else shown(place)
+        for place, word in zip(sentinels.places, words, strict=True)
+        if isinstance(word, Exception)
+    ]
     there = max((int(word.facts["num-other-sentinels"]) + 1 for word in heard), default=0)
     primaries = sorted({f"{word.facts['ip']}:{word.facts['port']}" for word in heard})
     against = next((word.against for word in heard if word.against), "")
@@ -127,10 +131,11 @@ def _quorum(sentinels: Sentinels, words: Sequence[_Word | Exception]) -> Check:
     alone, few = f"TIMERS_REDIS_URL names {len(words)} of {there} Sentinels", f"there are {there} Sentinels"
     differ, lost = f"{said}; they name {' and '.join(primaries)}", "when one fails, the rest are no majority"
     start = "start the missing Sentinels, or remove those that are gone for good"
+    answers = "start the others, or correct the URL; `SENTINEL CKQUORUM` on one says more"
     return judged(
         "sentinels",
         f"{said}; {sentinels.service!r} has the primary {', '.join(primaries)}",
-        (2 * len(heard) <= len(words), "fail", away, stands, "start the others; `SENTINEL CKQUORUM` on one says more"),
+        (2 * len(heard) <= len(words), "fail", away, stands, answers),
         (bool(against), "fail", against, stands, start),
         (bool(silent), "warn", away, "a failover needs a majority of them", "start it, or correct the URL"),
         (len(primaries) > 1, "warn", differ, "a failover is in progress", "run the doctor again"),

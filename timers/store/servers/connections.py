@@ -226,6 +226,11 @@ class Connections:
         """Servers that may be promoted to take the place of one of `nodes`, as far as that needs care."""
         return ()
 
+    @property
+    def unwatched(self) -> str:
+        """Why a failover would go unnoticed; empty if it would not."""
+        return ""
+
     def node_of(self, _key: str) -> "Connections":
         """The one of `nodes` that holds a key."""
         return self

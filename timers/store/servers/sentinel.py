@@ -120,8 +120,12 @@ class Sentinels:
 
     def _is_known(self) -> bool:
         """Whether there is nothing to wait for: the primary, or that no Sentinel knows."""
-        are_silent = not self._said and len(self._troubles) == len(self.places)
-        return are_silent or (self.primary is not None and self._is_settled())
+        return bool(self.silence) or (self.primary is not None and self._is_settled())
+
+    @property
+    def silence(self) -> str:
+        """Why no Sentinel has said anything for FORGET_SECONDS: a failover goes unnoticed. Empty if one has."""
+        return "" if self._said or len(self._troubles) < len(self.places) else self._why_none()
 
     def _why_none(self) -> str:
         if self._said:
@@ -232,13 +236,17 @@ class Sentinels:
         return 2 * len(self._said) > len(self.places) or len({*self._said, *self._troubles}) == len(self.places)
 
     def _silent(self, place: Address, why: Exception) -> None:
-        self._troubles[place] = why
+        was, self._troubles[place] = self.silence, why
         at, _ = self._said.get(place, (0.0, None))
         if at < asyncio.get_running_loop().time() - FORGET_SECONDS:
             self._said.pop(place, None)
+        if self.silence and not was and self.primary is not None:
+            _log.error("no Sentinel can be asked; a failover goes unnoticed", reason=self.silence)
         self._judge()
 
     def _hear(self, place: Address, said: Said) -> None:
+        if self.silence and self.primary is not None:
+            _log.info("a Sentinel answers again")
         self._troubles.pop(place, None)
         self._said[place] = asyncio.get_running_loop().time(), said
         self._judge()
@@ -306,7 +314,8 @@ class _ToPrimary(Connection):
         await self.send_command("INFO", "replication", check_health=False)
         said: Any = await self.read_response(disable_decoding=True)
         if b"role:master" not in said:
-            raise ConnectionError(f"{self.host}:{self.port} is not the primary that the Sentinels take it for")
+            wrong = f"{self.host}:{self.port} is not the primary that the Sentinels take it for"
+            raise ConnectionError("; ".join(filter(None, (wrong, self.sentinels.silence))))
 
 
 @dataclass(frozen=True)
@@ -331,6 +340,10 @@ class SentinelConnections(Connections):
     def address(self) -> str:
         """The name of the service, whoever is its primary."""
         return self.sentinels.service
+
+    @property
+    def unwatched(self) -> str:
+        return self.sentinels.silence and f"a failover goes unnoticed: {self.sentinels.silence}"
 
     @property
     def options(self) -> str:
