@@ -129,7 +129,7 @@ class TestGateway:
         assert json.loads(gateway.received[0].body)["channel"] == "push"
 
     async def test_permanent_refusals_are_final_and_temporary_ones_are_tried_again(self) -> None:
-        for status, expected in ((400, Fail), (429, Retry), (500, Retry)):
+        for status, expected in ((400, Fail), (401, Retry), (429, Retry), (500, Retry)):
             async with receiving(web.Response(status=status)) as gateway:
                 with pytest.raises(expected, match=f"answered {status}"):
                     await send({"phone": "112"}, sms_url=gateway.url)
