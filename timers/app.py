@@ -306,6 +306,7 @@ def _hurry(worker: Worker) -> None:
 
 def run(main: Coroutine[Any, Any, int]) -> int:
     """Run a pod in its own event loop, uvloop's if it is installed; returns the pod's exit code."""
+    _fill_standard_streams()
     collect_garbage_rarely()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         idle = ThreadPoolExecutor(thread_name_prefix="timers")
@@ -315,6 +316,16 @@ def run(main: Coroutine[Any, Any, int]) -> int:
         if asyncio.all_tasks(runner.get_loop()) or _threads_hang():
             _exit_now(code)
     return code
+
+
+def _fill_standard_streams() -> None:
+    """Open each of stdin, stdout and stderr that this process was started without. The event loop would get its number,
+    and uvloop aborts the process when it closes one of these."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
 
 
 def _run_on(runner: asyncio.Runner, pod: asyncio.Task[int]) -> int:

@@ -284,6 +284,26 @@ async def test_a_pod_that_ends_runs_what_atexit_registered(
     assert (ended.code, ended.err.splitlines()[-1]) == (0, "left")
 
 
+class WithoutStreams(Process):
+    """As under a supervisor that closes stdin and stdout."""
+
+    program = ("sh", "-c", 'exec "$0" -m timers "$@" <&- >&-', sys.executable)
+
+
+async def test_a_pod_without_standard_streams_ends_in_order(
+    server: EmbeddedServer, redis: Redis, tmp_path: Path
+) -> None:
+    """Its event loop got their numbers, and uvloop aborted the process when it ended."""
+    redis.ping()
+    pod = WithoutStreams(tmp_path, "serve", **OURS, TIMERS_REDIS_URL=server.url)
+    try:
+        await eventually(_said(pod, "ready"), "the pod has started")
+        pod.signal(signal.SIGTERM)
+        assert (await asyncio.to_thread(pod.end)).code == 0
+    finally:
+        pod.kill()
+
+
 class WithFewFiles(Process):
     """As under `ulimit -n 256`."""
 
