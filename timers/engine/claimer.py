@@ -1,4 +1,5 @@
-"""Owns claiming: takes from the intake as many timers as this pod has room for. That limit is the backpressure."""
+"""Owns claiming: takes from the intake as many timers as this pod has room for. That limit is the backpressure. Blocks
+queues that may start nothing, and lets them go on before their blocks end."""
 
 import asyncio
 import time
@@ -13,7 +14,7 @@ from timers.engine.intake import BACKLOG, CLAIM_BATCH, HOLD_SECONDS, LATER_SECON
 from timers.engine.pod import AGAIN_SECONDS, Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import named
-from timers.errors import Unavailable
+from timers.errors import TimersError, Unavailable
 from timers.logs import get_logger
 from timers.store import keys
 from timers.store.cooperative import side_by_side
@@ -33,6 +34,9 @@ LIMITED_ROUNDS: Final = 1
 FULL_MS: Final = 500
 """How long to ignore a queue that already runs as many timers as it may. When a run ends, the queue is asked sooner."""
 
+RESUMED: Final = 100
+"""Prefixes that one call lets go on in a shard: a few milliseconds of the server's time."""
+
 
 class Claimer:
     def __init__(
@@ -47,6 +51,8 @@ class Claimer:
         """Queues for which there was less room than they asked for, because of claims under way."""
         self._unanswered: set[asyncio.Future[None]] = set()
         self._rounds: set[asyncio.Task[None]] = set()
+        self._to_resume: dict[str, None] = {}
+        self._resuming: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Claim while there is work and room for it, until a claim fails. Queues with limits over the fleet have turns
@@ -168,6 +174,27 @@ class Claimer:
     async def _block(self, shard: int, waits: Mapping[str, int]) -> None:
         """Every poll would find a queue at its limit due and ask for it again. A short wait is not worth a call."""
         await self._pod.store.block(shard, {prefix: ms for prefix, ms in waits.items() if ms >= FULL_MS})
+
+    def resume(self, prefix: str) -> None:
+        """Soon let the queues of a prefix go on in all shards, whichever pods have them, and wake those pods: nobody
+        polls them until their blocks end. If Redis refuses that, they wait for this end. What is asked for a second
+        time before it is done is done once."""
+        self._to_resume[prefix] = None
+        if self._resuming is None or self._resuming.done():
+            self._resuming = asyncio.create_task(self._resume_all())
+
+    async def resumed(self) -> None:
+        """Wait until all queues that are to go on do."""
+        if self._resuming is not None:
+            await asyncio.wait({self._resuming})
+
+    async def _resume_all(self) -> None:
+        while some := list(self._to_resume)[:RESUMED]:
+            for prefix in some:
+                del self._to_resume[prefix]
+            for shard in range(self._pod.store.shards):
+                with suppress(TimersError):
+                    await self._pod.store.block(shard, dict.fromkeys(some, 0))
 
     async def _look_again(self, shard: int, prefixes: Sequence[str]) -> None:
         """The run that held the only permit may have ended while its queue was being blocked. Whoever let the queue go

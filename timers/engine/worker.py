@@ -19,7 +19,6 @@ from timers.engine.listener import Listener
 from timers.engine.maintenance import REPORT_SECONDS, UNSERVED_SECONDS, Maintenance
 from timers.engine.peers import Peers
 from timers.engine.pod import Observer, Pod, WorkerOptions
-from timers.engine.resuming import Resuming
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
 from timers.engine.supervisor import Lifespans, Services, Supervisor, ThreadSupervisor, repeat
@@ -109,7 +108,6 @@ class Worker:
         self._lifespans = Lifespans(registry.processors)
         self.runner = Runner(pod, self._runs, timers, self._lifespans)
         self.runner.resumed = self._resumed
-        self._resuming = Resuming(store)
         self._sweeper = Sweeper(pod, self.intake, self.peers, self._canaries)
         self._claimer = Claimer(pod, self.intake, self.runner, self._catch_up)
         self._hooks = Hooks(pod, self.peers)
@@ -233,7 +231,7 @@ class Worker:
         if self._runs.waiting:
             _log.error("ends not written; other pods will take these runs over", waiting=self._runs.waiting)
         await self._ending.stop()
-        await self._until_overdue(self._resuming.finish(), and_seconds=hand_back_seconds)
+        await self._until_overdue(self._claimer.resumed(), and_seconds=hand_back_seconds)
         await self._leasing.stop()
         await self._until_overdue(self._lifespans.close(), and_seconds=hand_back_seconds)
         if self._options.spans is not None:
@@ -308,7 +306,7 @@ class Worker:
         limits = {run.timer.prefix: run.processor.limits for run in runs}
         for prefix, limit in limits.items():
             if self._draining and limit.concurrency:
-                self._resuming.resume(prefix)  # this pod takes nothing more, and nobody else knows of the room
+                self._claimer.resume(prefix)  # this pod takes nothing more, and nobody else knows of the room
             elif limit.bounds_concurrency:
                 for shard in self._pod.shards[:1] if limit.in_order else self._next_turn():
                     self.intake.mark_all(shard, prefix, "room")
@@ -324,7 +322,7 @@ class Worker:
         ended."""
         for shard in self._pod.shards:
             self.intake.mark_all(shard, prefix, "room")
-        self._resuming.resume(prefix)
+        self._claimer.resume(prefix)
 
     def _state(self) -> Mapping[str, Any]:
         return {
