@@ -193,7 +193,7 @@ async def test_a_node_that_hangs_leaves_the_pod_ready_before_all_its_shards_are_
     assert len(canary.part.shards) > 1
     canary.subscribed = False
     assert not health().ready
-    pod.worker._pod.away.note(0, Unavailable("it hangs"))
+    pod.worker._pod.away.shards[0] = "it hangs"
     assert health().ready
     canary.subscribed = True
     await fleet.close()

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -155,13 +156,9 @@ class Following:
     async def recall(self) -> None:
         """Before the pod's first sign of life, which reads the declarations: give them back if the db was just lost.
         Without them the pod would run timers of longer prefixes than its own, once these are restored."""
-        found: dict[int, Stage] = {}
-
-        async def look(shard: int) -> None:
-            found.update(await stages(self._store, [shard]))
-
-        await asyncio.gather(*(self._pod.away.reached(shard, look(shard)) for shard in self._pod.shards))
-        if not all(stage.is_whole for stage in found.values()):
+        looks = (self._pod.away.reached(shard, stages(self._store, [shard])) for shard in self._pod.shards)
+        found = chain.from_iterable(await asyncio.gather(*looks))
+        if not all(stage.is_whole for some in found for stage in some.values()):
             await give_facts_back(self._store, self._database, (DECLARED,))
 
     async def run(self) -> None:
@@ -192,18 +189,18 @@ class Following:
                     by_shard.pop(shard)
             self._unlike &= set(led)
             await self._arm_pending(led)  # first, or they would look like timers that were lost
-            more = {shard: await self._follow_within_reach(shard) for shard in led}
+            more = {shard: await self._pod.away.reached(shard, self._follow(shard)) for shard in led}
             if time.monotonic() >= help_at:
                 help_at = time.monotonic() + HELP_SECONDS
                 await self._help([shard for shard in self._pod.shards if shard not in led])
             await self._keep_facts()
             # One that is away, or is not checked yet, may come back with timers that were removed.
-            agreed = [shard for shard in led if more[shard] is False]
+            agreed = [shard for shard in led if more[shard] == [False]]
             if agreed and time.monotonic() >= clean_at:
                 clean_at = time.monotonic() + CLEAN_SECONDS
                 await rows.clean(self._database, agreed, self._now_ms() - TOMBSTONES_MS)
             self._fails = False
-            await asyncio.sleep(0 if any(more.values()) else FOLLOW_SECONDS)
+            await asyncio.sleep(0 if any(map(any, more.values())) else FOLLOW_SECONDS)
 
     async def _keep_facts(self) -> None:
         """Copy what else a restore needs, where this pod leads the first shard."""
@@ -265,15 +262,6 @@ class Following:
         ages = await self._database.do(partial(rows.ages, identities=names), writes=False)
         if gone := {identity: row.age for identity, row in ages.items() if row.gone}:
             await remove(self._store, gone)
-
-    async def _follow_within_reach(self, shard: int) -> bool | None:
-        """As `_follow`; None for a shard that is out of reach, which holds up no other."""
-        more = list[bool]()
-
-        async def follow() -> None:
-            more.append(await self._follow(shard))
-
-        return any(more) if await self._pod.away.reached(shard, follow()) else None
 
     async def _follow(self, shard: int) -> bool:
         """Copy what has changed by now. Returns whether there may be more at once: the shard did not agree with the

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from timers.core.fields import is_own
 from timers.core.hooks import Hook
@@ -56,6 +56,8 @@ SLICE_SECONDS: Final = 30
 
 AGAIN_SECONDS: Final = 0.5
 """When to try again what a node that is away did not do."""
+
+T = TypeVar("T")
 
 _away_log = get_logger("timers.away")
 _janitors_log = get_logger("timers.janitor")
@@ -172,34 +174,23 @@ class Away:
         self.shards: dict[int, str] = {}
         """Those that did not answer when last asked, and why."""
 
-    async def reached(self, shard: int, work: Awaitable[object]) -> bool:
-        """Do some work on a shard. False if it cannot be reached, which is noted; on a single server Unavailable is
-        raised, because there is nothing to go on with."""
+    async def reached(self, shard: int, work: Awaitable[T]) -> list[T]:
+        """Do some work on a shard. Returns what it returns, in a list; an empty one if the shard cannot be reached,
+        which is noted. On a single server Unavailable is raised, because there is nothing to go on with."""
         try:
-            await work
+            done = [await work]
         except Unavailable as error:
-            if not self.note(shard, error):
+            if len(self._connections.nodes) == 1:
                 raise
-            return False
-        self.note(shard, None)
-        return True
-
-    def note(self, shard: int, error: Unavailable | None) -> bool:
-        """Note why a shard cannot be reached, or that it can. False if the db has no other server."""
-        if error is None:
-            if self.shards:
-                self.shards.pop(shard, "")
-                if not self.shards:
-                    _away_log.info("all of the cluster is within reach again")
-        elif len(self._connections.nodes) == 1:
-            return False
-        else:
             if not self.shards:
                 _away_log.warning(
                     "a part of the cluster is out of reach; the others go on", shard=shard, reason=str(error)
                 )
             self.shards[shard] = str(error)
-        return True
+            return []
+        if self.shards.pop(shard, None) is not None and not self.shards:
+            _away_log.info("all of the cluster is within reach again")
+        return done
 
     @property
     def leaves_some(self) -> bool:

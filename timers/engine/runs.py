@@ -175,7 +175,7 @@ class Runs:
         """Write some ends of a shard. False if its node is away; then it has its next turn a little later."""
         if time.monotonic() < self._again_at.get(shard, 0.0):
             return False
-        if not (wrote := await self._pod.away.reached(shard, self._write(shard, queue))):
+        if not (wrote := bool(await self._pod.away.reached(shard, self._write(shard, queue)))):
             self._again_at[shard] = time.monotonic() + AGAIN_SECONDS
         return wrote
 
