@@ -22,7 +22,7 @@ from timers.store.membership import FORGET_AFTER_MS
 from timers.store.permits import Permits
 from timers.store.queries import FAILING_MS
 from timers.store.servers.connections import Connections
-from timers.store.starts import bucket_of
+from timers.store.starts import RETRIED, bucket_of
 from timers.store.store import Store
 
 if TYPE_CHECKING:  # the packages that it needs are an extra
@@ -150,7 +150,9 @@ class Observer:
             self.starts[bucket_of(lateness_ms)] += 1
 
     def failed(self, prefix: str, bucket: int) -> None:
-        """An attempt failed: RETRIED or FAILED."""
+        """An attempt failed, and the timer retries (RETRIED); or it has failed, or this occurrence of it (FAILED)."""
+        if bucket == RETRIED:
+            self.count("retries", prefix)
         if not is_own(prefix):
             self.failures[bucket] += 1
 

@@ -279,29 +279,19 @@ class Runner:
         if outcome is None:
             self._runs.lose(run)
         else:
-            if self._held_off and isinstance(outcome, Done | Rearm):
-                self._end_hold_off(timer.prefix)
+            if self._held_off and isinstance(outcome, Done | Rearm) and self._held_off.pop(timer.prefix, 0.0):
+                self.resumed(timer.prefix)
             transition = self._decided(run, outcome)
             if transition.cause[0] in ("retry", "failed"):
-                self._count_failed(prefix, transition.cause[0])
+                self._observer.failed(prefix, RETRIED if transition.cause[0] == "retry" else FAILED)
             self._runs.put(run, Settlement(timer, transition, run.timings(now)))
         if run.span is not None:
             end_span(run.span, kind, outcome)
-
-    def _count_failed(self, prefix: str, cause: str) -> None:
-        """An attempt failed, and the timer retries; or it has failed, or this occurrence of it."""
-        if cause == "retry":
-            self._observer.count("retries", prefix)
-        self._observer.failed(prefix, RETRIED if cause == "retry" else FAILED)
 
     def _hold_off(self, prefix: str, hold_off_ms: int, reason: str) -> None:
         if not self.held_off_ms(prefix):
             _log.warning("holding off with a prefix", prefix=prefix, seconds=hold_off_ms / 1000, reason=reason)
         self._held_off[prefix] = self._clock.now_ms() + hold_off_ms
-
-    def _end_hold_off(self, prefix: str) -> None:
-        if self._held_off.pop(prefix, None) is not None:
-            self.resumed(prefix)
 
     def _decided(self, run: Run, outcome: Outcome) -> Transition:
         now_ms = round(self._clock.now_ms())
