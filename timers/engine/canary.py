@@ -35,7 +35,7 @@ class Canary:
 
     def __init__(self, pod: Pod, part: Part, soon: asyncio.Event) -> None:
         """`soon` is set to have it judged at once."""
-        self._pod, self.part, self._soon = pod, part, soon
+        self._pod, self.part, self.soon = pod, part, soon
         self._name, self._round = "", 0
         self._heard = asyncio.Event()
         self._failed = asyncio.Event()
@@ -64,7 +64,7 @@ class Canary:
         self._begin(at_ms, self._pod.name)
         self._name = ""  # its event may have been lost with the subscription before
         self._heard.set()
-        self.judge_soon()
+        self.soon.set()
 
     def _begin(self, since_ms: int, alone: str) -> None:
         """All that comes now is later than this. The time at which a pod reads the confirmation of a subscription, or
@@ -77,9 +77,6 @@ class Canary:
         if identity in self._expiries or len(self._expiries) < COUNTED:
             self._expiries[identity] += 1
         return Heard(self._since_ms, self._alone, max(self._expiries[identity], 1))
-
-    def judge_soon(self) -> None:
-        self._soon.set()
 
     async def next_failure(self) -> None:
         self._failed.clear()

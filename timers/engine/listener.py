@@ -85,7 +85,7 @@ class Subscription:
                     subscription = self._subscribe()
                 self._delivered = False
                 self._listener.missed(self._canary.part, self._gap_cause)
-                self._canary.judge_soon()
+                self._canary.soon.set()
         finally:
             self._old, ended = None, [task for task in (subscription, self._old) if task is not None]
             for task in ended:

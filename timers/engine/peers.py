@@ -27,7 +27,6 @@ _log = get_logger("timers.peers")
 _losses_log = get_logger("timers.identity")
 
 
-BEAT_MS: Final = 3000
 ALL_BEATS: Final = 20
 """Within so many beats a pod writes a checkpoint to all shards that it leads, reads those of the others, and counts the
 timers of all, a few shards at each beat. Besides, one shard of each server is enough, because a server goes back in
@@ -63,7 +62,7 @@ class Peers:
         me: Member,
         state: Callable[[], Mapping[str, Any]] = dict,
         *,
-        beat_ms: int = BEAT_MS,
+        beat_ms: int = 3000,
         raise_after_seconds: float = RAISE_AFTER_SECONDS,
         disagreed: Callable[[ConfigurationError], None] | None = None,
     ) -> None:

@@ -17,7 +17,6 @@ from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.processor import Registry
 from timers.store import keys
-from timers.store.identity import RAISE_AFTER_SECONDS
 from timers.store.membership import FORGET_AFTER_MS
 from timers.store.permits import Permits
 from timers.store.queries import FAILING_MS
@@ -105,7 +104,6 @@ class WorkerOptions:
     unhandled_after_ms: int = 60_000
     audit_every_seconds: float = 600.0
     beat_ms: int = 3000
-    raise_after_seconds: float = RAISE_AFTER_SECONDS
     canary_every_seconds: float = 5.0
     deaf_seconds: float = 3.0
     grace_ms: int = 100

@@ -1,6 +1,7 @@
 """Owns a pod's worker role: builds the services, starts them, reports their health, and drains them in order."""
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -97,11 +98,12 @@ class Worker:
         """`disagreed` is called if the db has another number of shards by now, so that this pod must end."""
         self._options = options
         self._started = self._draining = False
-        self._first_shard = 0
         self._overdue = asyncio.Event()
         self.peers = self._build_peers(store, registry, disagreed)
         self._pod = pod = Pod(store, registry, options, observer or Observer(), self.peers.owner)
         pod.observer.serves(each.prefix for each in registry.processors)
+        self._turns = deque(pod.shards)
+        """Its shards, each time from another on: the first ones that are asked may take all the room."""
         self._canaries = Canaries(pod)
         self.intake = Intake(limited=registry.limits_fleet)
         self._runs = Runs(pod, self._ends_written)
@@ -162,14 +164,7 @@ class Worker:
             settings={**options.settings, **{f"{LIMITS}{p.prefix}": str(p.limits) for p in registry.processors}},
         )
         membership = Membership(store, forget_after_ms=options.forget_after_ms)
-        return Peers(
-            membership,
-            me,
-            self._state,
-            beat_ms=options.beat_ms,
-            raise_after_seconds=options.raise_after_seconds,
-            disagreed=disagreed,
-        )
+        return Peers(membership, me, self._state, beat_ms=options.beat_ms, disagreed=disagreed)
 
     def _ledger_services(self, timers: Timers) -> Services:
         """What this pod does for the ledger, if there is one."""
@@ -308,14 +303,9 @@ class Worker:
             if self._draining and limit.concurrency:
                 self._claimer.resume(prefix)  # this pod takes nothing more, and nobody else knows of the room
             elif limit.bounds_concurrency:
-                for shard in self._pod.shards[:1] if limit.in_order else self._next_turn():
+                self._turns.rotate(-1)
+                for shard in self._pod.shards[:1] if limit.in_order else self._turns:
                     self.intake.mark_all(shard, prefix, "room")
-
-    def _next_turn(self) -> Sequence[int]:
-        """The shards of this pod, each time from another on: the first ones that are asked may take all the room."""
-        shards = self._pod.shards
-        self._first_shard = (self._first_shard + 1) % len(shards)
-        return (*shards[self._first_shard :], *shards[: self._first_shard])
 
     def _resumed(self, prefix: str) -> None:
         """This pod no longer holds off with a prefix: what waits may start, and need not wait until it would have
