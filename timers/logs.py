@@ -8,6 +8,7 @@ import logging
 import os
 import select
 import sys
+import time
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import cached_property
@@ -25,6 +26,10 @@ times as much to set, and this one is set for every request.)"""
 
 running: Final[ContextVar[Any]] = ContextVar("running", default=None)
 """The run in whose context a processor works, if any; every log line has what its `named` tells."""
+
+REMINDER_SECONDS: Final = 60.0
+"""What still holds is told again after this long. Else an outage would fill the log: a pod has nine services, and each
+tries again twice a second."""
 
 _FRAMES_KEPT = 20
 _FRAMES_ON_CONSOLE = 4
@@ -138,6 +143,22 @@ class _Logger:
 def get_logger(name: str) -> "FilteringBoundLogger":
     """A logger for a module, as in `log.info("claimed", prefix=prefix, id=id)`. May be made before `configure`."""
     return cast("FilteringBoundLogger", _Logger(name))
+
+
+class Reminders:
+    """What the log was told lately. In one outage several reasons may take turns."""
+
+    def __init__(self) -> None:
+        self._told: dict[object, float] = {}
+
+    def is_due(self, what: object) -> bool:
+        """Whether to tell it: it was not told for REMINDER_SECONDS."""
+        now = time.monotonic()
+        self._told = {each: at for each, at in self._told.items() if now - at < REMINDER_SECONDS}
+        if what in self._told:
+            return False
+        self._told[what] = now
+        return True
 
 
 def _name_context(_logger: "WrappedLogger", _method: str, event: "EventDict") -> "EventDict":

@@ -161,7 +161,7 @@ async def test_the_log_says_once_for_each_reason_that_a_service_waits(monkeypatc
     async def live() -> None:
         reason = next(reasons, "refused")
         if part.starts > 20:  # a minute later
-            monkeypatch.setattr(supervisor, "REMINDER_SECONDS", 0.0)
+            monkeypatch.setattr("timers.logs.REMINDER_SECONDS", 0.0)
         if part.starts > 22:
             await asyncio.Event().wait()
         raise Unavailable(reason)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from timers.bare.keys import GONE, NO_TTL, PAGE_SIZE, BareKeys, Heard, KeyState, Page
-from timers.logs import get_logger
+from timers.logs import Reminders, get_logger
 from timers.store.cooperative import set_within, side_by_side
 from timers.store.store import ARM_LIMIT, Identity
 
@@ -47,8 +47,6 @@ LATER_SECONDS, AGAIN_SECONDS = 0.05, 0.5
 MEMORY_LIMIT: Final = 500_000
 """Keys waiting to be reported. A server buffers no more for a slow pod."""
 
-LOG_EVERY_SECONDS: Final = 60.0
-
 _scanner_log = get_logger("timers.bare-scanner")
 _expired_log = get_logger("timers.bare-expired")
 
@@ -79,7 +77,7 @@ class BareWatch:
         self._waiting = {s: deque[tuple[float, Identity, Heard]]() for s in (0.0, LATER_SECONDS, AGAIN_SECONDS)}
         self._something = asyncio.Event()
         self._dropped = self._refused = 0
-        self._log_at = 0.0
+        self._reminders = Reminders()
 
     @property
     def services(self) -> Mapping[str, Callable[[], Coroutine[Any, Any, None]]]:
@@ -270,9 +268,9 @@ class BareWatch:
     def _refuse(self, identity: Identity) -> None:
         self._count_as("refused")
         self._refused += 1
-        if time.monotonic() >= self._log_at:
+        if self._reminders.is_due("refused"):
             _expired_log.warning("announced bare keys changed nothing", timer=":".join(identity), count=self._refused)
-            self._refused, self._log_at = 0, time.monotonic() + LOG_EVERY_SECONDS
+            self._refused = 0
 
 
 def _verdict(state: KeyState, now_ms: int) -> str | None:

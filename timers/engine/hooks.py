@@ -16,7 +16,7 @@ from timers.core.durations import format_time
 from timers.core.hooks import ALARM, Hook, call_of, page_of
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
-from timers.logs import get_logger
+from timers.logs import Reminders, get_logger
 from timers.store import alarms, outbox
 from timers.store.alarms import TEXTS, Alarm
 from timers.store.cooperative import set_within
@@ -31,9 +31,6 @@ IDLE_SECONDS: Final = 30.0
 BATCH: Final = 250
 CALLS_LIMIT: Final = 10_000
 """Calls that wait for one target. Nothing is armed for further changes; they are only counted."""
-
-LOG_SECONDS: Final = 60.0
-"""How often the log says that."""
 
 STEP_MS: Final = 50
 """Calls about one timer that are armed together become due this far apart, so that each usually finds the last one
@@ -68,7 +65,7 @@ class Hooks:
         self._posted: set[int] = set()
         self._something = asyncio.Event()
         self._left_out: Counter[str] = Counter()
-        self._log_at = 0.0
+        self._reminders = Reminders()
 
     async def start(self) -> None:
         """Register this pod's hooks. From then on every shard posts what they ask for. Raises Unavailable."""
@@ -138,11 +135,10 @@ class Hooks:
                 _log.error("changes not reported: the outbox was full", shard=shard, count=unposted)
 
     def _log_left_out(self) -> None:
-        if self._left_out and time.monotonic() >= self._log_at:
+        if self._left_out and self._reminders.is_due("left out"):
             for target, count in self._left_out.items():
                 _log.error("changes not reported: too many calls wait", prefix=target, count=count)
             self._left_out.clear()
-            self._log_at = time.monotonic() + LOG_SECONDS
 
     def _steps(self, entries: Sequence[Entry], hooks: Sequence[Hook], waiting: dict[str, int]) -> list[list[Arming]]:
         """The calls, in groups that may be armed together. `waiting` calls are armed already, by target."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from timers.engine.supervisor import Supervisor
 from timers.errors import ConfigurationError, Unavailable
-from timers.logs import get_logger
+from timers.logs import Reminders, get_logger
 from timers.store.cooperative import set_within
 from timers.store.identity import RAISE_AFTER_SECONDS, Move
 from timers.store.membership import Member, Membership, Roster
@@ -31,9 +31,6 @@ ALL_BEATS: Final = 20
 """Within so many beats a pod writes a checkpoint to all shards that it leads, reads those of the others, and counts the
 timers of all, a few shards at each beat. Besides, one shard of each server is enough, because a server goes back in
 time as a whole."""
-
-LOG_SECONDS: Final = 60.0
-"""How often to say again that the Redis user lacks a right, or that a timer cannot be read."""
 
 SOON_SECONDS: Final = 0.2
 """How long timers that became due without events have the server and this pod to themselves first."""
@@ -81,7 +78,7 @@ class Peers:
         self._soon = asyncio.Event()
         self._roster = Roster()
         self._others: list[Member] = []
-        self._logged: dict[str, float] = {}
+        self._reminders = Reminders()
         self._losses: set[str] = set()
         self._rivals = lru_cache(_QUEUES_REMEMBERED)(self._find_rivals)
         self.owner = lru_cache(_QUEUES_REMEMBERED)(self._find_owner)
@@ -142,13 +139,11 @@ class Peers:
 
     def _log_refusals(self, me: Member) -> None:
         """Log what the Redis user may not do, and which timers this version cannot read, each once a minute."""
-        now = time.monotonic()
-        self._logged = {name: at for name, at in self._logged.items() if now - at < LOG_SECONDS}
         for prefix, said in me.lacks.items():
-            if self._logged.setdefault(prefix, now) == now:
+            if self._reminders.is_due(prefix):
                 _log.error("the Redis user lacks a right", prefix=prefix, reason=said)
         for timer, form in me.newer.items():
-            if self._logged.setdefault(timer, now) == now:
+            if self._reminders.is_due(timer):
                 _log.error("timer left to pods of a later version", timer=timer, format=form)
 
     def _log_namesake(self, members: Iterable[Member]) -> None:

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from timers.errors import ConfigurationError, Full, LedgerUnavailable, Moving, Unavailable
-from timers.logs import get_logger
+from timers.logs import Reminders, get_logger
 from timers.processor import Lifespan, Processor
 from timers.store.cooperative import set_within
 
@@ -19,10 +19,6 @@ longest pause, because what became due meanwhile must start within a second."""
 
 STEADY_SECONDS: Final = 1.0
 """A service that ran this long starts over with the first pause: one outage must not lengthen the next."""
-
-REMINDER_SECONDS: Final = 60.0
-"""A service that still waits for the same reason says so again after this long. Else an outage would fill the log: a
-pod has nine services, and each tries again twice a second."""
 
 OPENING_SECONDS: Final = 10.0
 """When a lifespan that still opens is named: its pod starts nothing meanwhile."""
@@ -51,8 +47,7 @@ class Supervisor:
         self._services = services
         self._states = dict.fromkeys(services, "stopped")
         self._watched: list[asyncio.Task[None]] = []
-        self._said: dict[str, dict[str, float]] = {}
-        """By name, for what reasons a service has waited lately and when the log was told."""
+        self._reminders = Reminders()
 
     @property
     def states(self) -> Mapping[str, str]:
@@ -109,25 +104,15 @@ class Supervisor:
             return f"waiting: {error}"
         reason = str(error)
         if isinstance(error, Unavailable):
-            if self._is_news(name, reason):
+            if self._reminders.is_due((name, reason)):
                 _log.warning("service waits for Redis", service=name, reason=reason)
             return f"{'waiting' if isinstance(error, Full) else 'restarting'}: {reason}"
         if isinstance(error, LedgerUnavailable):
-            if self._is_news(name, reason):
+            if self._reminders.is_due((name, reason)):
                 _log.warning("service waits for the ledger", service=name, reason=reason)
             return f"waiting: {reason}"
         _log.error("service failed and is restarted", service=name, exc_info=error)
         return f"restarting: {type(error).__name__}: {reason}"
-
-    def _is_news(self, name: str, reason: str) -> bool:
-        """Whether the log is to say why a service waits. In one outage several reasons may take turns."""
-        now = asyncio.get_running_loop().time()
-        said = self._said[name] = {
-            why: at for why, at in self._said.get(name, {}).items() if now - at < REMINDER_SECONDS
-        }
-        is_news = reason not in said
-        said.setdefault(reason, now)
-        return is_news
 
 
 class ThreadSupervisor(Supervisor):
