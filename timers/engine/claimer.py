@@ -39,11 +39,10 @@ RESUMED: Final = 100
 
 
 class Claimer:
-    def __init__(
-        self, pod: Pod, intake: Intake, runner: Runner, catch_up: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
-        """`catch_up` carries out what was accepted while Redis was out of reach."""
-        self._pod, self._intake, self._runner, self._catch_up = pod, intake, runner, catch_up
+    def __init__(self, pod: Pod, intake: Intake, runner: Runner) -> None:
+        self._pod, self._intake, self._runner = pod, intake, runner
+        self.catch_up: Callable[[], Awaitable[None]] | None = None
+        """Carries out what was accepted while Redis was out of reach."""
         self._caught_up, self._catching_up = -1, asyncio.Lock()
         self._asked = 0
         self._asked_of: Counter[str] = Counter()
@@ -85,8 +84,8 @@ class Claimer:
         """Catch up first: a timer that was replaced meanwhile must not start as it was."""
         while self._caught_up != (gaps := self._intake.gaps):
             async with self._catching_up:
-                if self._caught_up < gaps and self._catch_up is not None:
-                    await self._catch_up()
+                if self._caught_up < gaps and self.catch_up is not None:
+                    await self.catch_up()
                 self._caught_up = max(self._caught_up, gaps)
 
     def _ended(self, claiming: asyncio.Task[None]) -> None:

@@ -111,7 +111,7 @@ class Worker:
         self.runner = Runner(pod, self._runs, timers, self._lifespans)
         self.runner.resumed = self._resumed
         self._sweeper = Sweeper(pod, self.intake, self.peers, self._canaries)
-        self._claimer = Claimer(pod, self.intake, self.runner, self._catch_up)
+        self._claimer = Claimer(pod, self.intake, self.runner)
         self._hooks = Hooks(pod, self.peers)
         bare = self._build_bare()
         self._listener = Listener(
@@ -177,12 +177,9 @@ class Worker:
         client = timers.without_ledger() if isinstance(timers, TimerClient) else client_over(self._pod.store)
         self.following = Following(self._pod, self.peers, database)
         self._inbox = Inbox(self._pod, database, client)
+        self._claimer.catch_up = self._inbox.catch_up
         comparing = Comparing(self._pod, self.peers, database)
         return {"ledger": self.following.run, **comparing.services, **self._inbox.services}
-
-    async def _catch_up(self) -> None:
-        if self._inbox is not None:
-            await self._inbox.catch_up()
 
     def _build_bare(self) -> BareWatch:
         peers, pod = self.peers, self._pod
