@@ -177,9 +177,10 @@ class Canaries:
 
     def _within_reach(self) -> list[Canary]:
         """Without those of servers that are away while others are not: they have nothing to tell, and what they told
-        last may be that a canary's event went with them."""
-        away = self._pod.away
-        return [each for each in self.by_node.values() if not away.has_some_of(each.part.shards)]
+        last may be that a canary's event went with them. One shard is enough: that a server hangs shows shard by shard,
+        over many seconds."""
+        away = self._pod.away.shards.keys() if self._pod.away.is_partial else ()
+        return [each for each in self.by_node.values() if each.part.shards.isdisjoint(away)]
 
     def of_shard(self, shard: int) -> Canary | None:
         """That of the server that has the shard now; None until this pod has subscribed there for it."""

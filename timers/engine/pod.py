@@ -3,7 +3,7 @@ what happens."""
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
@@ -201,11 +201,6 @@ class Away:
     def is_partial(self) -> bool:
         """Whether some shards are out of reach, but not all."""
         return 0 < len(self.shards) < len(self._mine)
-
-    def has_some_of(self, shards: Collection[int]) -> bool:
-        """Whether some of these are out of reach, while others are not: that a server hangs shows shard by shard,
-        over many seconds."""
-        return self.is_partial and not self.shards.keys().isdisjoint(shards)
 
     def beside(self, key: str) -> list[int]:
         """The shards of this pod that are on the node of a key."""
