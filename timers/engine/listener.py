@@ -65,7 +65,7 @@ class Subscription:
             finally:
                 self._gap_at = self._gap_at or time.monotonic()
                 self._canary.subscribed = False
-                self._listener.sweep(self._canary.part, self._gap_cause)
+                self._listener.sweeper.sweep_everything(self._canary.part.shards, self._gap_cause)
             if time.monotonic() - self._confirmed_at < STEADY_SECONDS:
                 await asyncio.sleep(AGAIN_SECONDS)
 
@@ -143,7 +143,7 @@ class Listener:
         hooks: Hooks,
         bare: BareWatch | None,
     ) -> None:
-        self._pod, self._intake, self._sweeper = pod, intake, sweeper
+        self._pod, self._intake, self.sweeper = pod, intake, sweeper
         self._peers, self._canaries, self._bare = peers, canaries, bare
         self._subscriptions: dict[Part, Subscription] = {}
         self.cause = "sweep-start"
@@ -216,13 +216,9 @@ class Listener:
             made = self._subscriptions[part] = Subscription(self._pod, self._canaries.add(part), self)
         return made
 
-    def sweep(self, part: Part, cause: str) -> None:
-        """Events cannot be heard: look for everything that is due there."""
-        self._sweeper.sweep_everything(part.shards, cause)
-
     def missed(self, part: Part, cause: str) -> None:
         """Expiries may have been missed: look for everything that is due there, and for bare keys."""
-        self.sweep(part, cause)
+        self.sweeper.sweep_everything(part.shards, cause)
         if self._bare is not None:
             self._bare.scan_now()
 
@@ -245,10 +241,10 @@ class Listener:
             if self._peers.is_mine(shard, prefix, timer_id):
                 self._intake.mark_orphan(shard, (prefix, timer_id))
             else:  # the pod whose event this is may be the dead one
-                self._sweeper.wake(shard, 0)
+                self.sweeper.wake(shard, 0)
 
     def _triggers(self, shard: int, prefix: str, ids: Sequence[bytes]) -> None:
-        self._sweeper.heard(shard)
+        self.sweeper.heard(shard)
         if not self._pod.serves(shard, prefix):
             return
         mine = self._peers.count_mine(shard, prefix, ids)
