@@ -351,15 +351,12 @@ class Claimer:
             yield
         finally:
             self._asked_of -= Counter(most)
-            self._ask_again([queue for queue in self._short if queue[1] in most])
+            # This claim may have needed less than the room that it asked for.
+            for shard, prefix in [queue for queue in self._short if queue[1] in most]:
+                self._short.remove((shard, prefix))
+                self._intake.mark_all(shard, prefix, "room")
             self._unanswered.remove(answered)
             answered.set_result(None)
-
-    def _ask_again(self, queues: Sequence[Queue]) -> None:
-        """A claim of their prefixes has ended, and may have needed less than the room that it asked for."""
-        self._short.difference_update(queues)
-        for shard, prefix in queues:
-            self._intake.mark_all(shard, prefix, "room")
 
     def _follow_up(self, ask: QueueClaim, *, has_more: bool) -> None:
         """After a full batch, or one that a sweep asked for, the queue stays marked. A short batch has emptied the

@@ -254,14 +254,10 @@ class Following:
         became = await restore(self._store, restored(found.values()), life=life)
         there = [(*row[:2], row.created) for row, code in zip(found.values(), became, strict=True) if code in _THERE]
         await self._database.do(partial(execute, statement=rows.ARMED, rows=there))
-        await self._remove_gone(names)
-        return bool(there)
-
-    async def _remove_gone(self, names: Sequence[Identity]) -> None:
-        """Remove what was removed since it was read here: another pod may have armed it meanwhile."""
         ages = await self._database.do(partial(rows.ages, identities=names), writes=False)
         if gone := {identity: row.age for identity, row in ages.items() if row.gone}:
-            await remove(self._store, gone)
+            await remove(self._store, gone)  # removed since it was read here: another pod may have armed it meanwhile
+        return bool(there)
 
     async def _follow(self, shard: int) -> bool:
         """Copy what has changed by now. Returns whether there may be more at once: the shard did not agree with the

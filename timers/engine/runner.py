@@ -206,7 +206,9 @@ class Runner:
             if time.monotonic() + self._lease_left >= run.lease_until:
                 await self._runs.wait_for_lease(run, self._lease_left)
             timer, processor = run.timer, run.processor
-            outcome = self._barred(run) if timer.failures or "missed" in timer.spec else None
+            outcome = None
+            if timer.failures or "missed" in timer.spec:  # it may have to end without a start
+                outcome = exhausted(timer, processor.retry) or missed(timer, round(self._clock.now_ms()))
             if outcome is None:
                 running.set(run)
                 if self._spans is not None:
@@ -229,11 +231,6 @@ class Runner:
             outcome = _outcome_of_stop(run.stop) if stopped else outcome
         self._end(run, outcome)
         run.coroutine = None  # its context has the run: the collector would have to find each of these circles
-
-    def _barred(self, run: Run) -> Outcome | None:
-        """How the run ends if it may not start."""
-        timer = run.timer
-        return exhausted(timer, run.processor.retry) or missed(timer, round(self._clock.now_ms()))
 
     def _raised(self, run: Run, error: BaseException) -> Outcome:
         """What an exception of the processor asks for. Its class may be the processor's own."""

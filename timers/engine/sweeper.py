@@ -99,7 +99,8 @@ class ShardSweep:
         clock = self._all.pod.store.clock_of(self._shard)
         while (seconds := clock.seconds_until(self._until_ms())) > 0 and clock.known:
             if seconds > self._longest_seconds():
-                self._begin_again()
+                self.heard_ms = self._polled_ms = self._part_ms = 0.0  # trust no time from before
+                self.poll_now()
                 return
             self._due_sooner.clear()
             await set_within(self._due_sooner, min(seconds, CLOCK_SECONDS))
@@ -107,11 +108,6 @@ class ShardSweep:
     def _longest_seconds(self) -> float:
         """Nothing is planned later than this: if a poll seems to be, the server's clock was set back."""
         return max(self._all.interval_ms(self._shard), MOVING_MS) / 1000 + CLOCK_SECONDS
-
-    def _begin_again(self) -> None:
-        """Poll now, and trust no time from before."""
-        self.heard_ms = self._polled_ms = self._part_ms = 0.0
-        self.poll_now()
 
     def _until_ms(self) -> float:
         return min(self.next_poll_ms, self._part_ms) if self._next_rank else self.next_poll_ms

@@ -268,6 +268,9 @@ class Worker:
         if self._draining:
             problems.append("draining")
         waiting, wait_seconds = self.intake.waiting()
+        ledger = None
+        if (following := self.following) is not None and self._inbox is not None:
+            ledger = LedgerHealth(following.waiting, following.lag_seconds, self._inbox.refused, following.share)
         return PodHealth(
             ready=not problems,
             # Canaries judge only now and then. A pod that drains listens no more, and misses nothing.
@@ -280,15 +283,8 @@ class Worker:
             queues_waiting=waiting,
             claim_wait_seconds=wait_seconds,
             newer=len(self._pod.store.refusals.newer),
-            ledger=self._ledger_health(),
+            ledger=ledger,
             away=self._pod.away.warnings,
-        )
-
-    def _ledger_health(self) -> LedgerHealth | None:
-        if self.following is None or self._inbox is None:
-            return None
-        return LedgerHealth(
-            self.following.waiting, self.following.lag_seconds, self._inbox.refused, self.following.share
         )
 
     def _ends_written(self, runs: Sequence[Run]) -> None:
