@@ -37,6 +37,8 @@ class Subscription:
     def __init__(self, pod: Pod, canary: Canary, listener: "Listener") -> None:
         self._pod, self._canary, self._listener = pod, canary, listener
         self._gap_cause = listener.cause
+        self.kept = Supervisor({f"listener of {canary.part.node.address}": self.run})
+        """What keeps it alive if there are several."""
         self.flags = "not checked yet"
         """What is known of the server's notification flags."""
         self._confirmed_at = 0.0
@@ -172,33 +174,29 @@ class Listener:
         await side_by_side([listening, repeat(self._check_replicas, REPLICAS_SECONDS)])
 
     async def _follow(self) -> None:
-        """Hold a subscription for each part of the db where that lies now. A server that is no primary any more keeps
+        """Keep a subscription for each part of the db where that lies now. A server that is no primary any more keeps
         its subscribers, so what is held is compared with what there is."""
-        held = dict[Part, Supervisor]()
         try:
             while True:
-                found = await self._found(list(self._subscriptions))
+                found = await self._found()
                 for part in [part for part in self._subscriptions if part not in found]:
-                    if part in held:
-                        await held.pop(part).stop()
+                    await self._subscriptions[part].kept.stop()
                     del self._subscriptions[part]
                     self._canaries.remove(part)
                 for part in found:
-                    if part not in held:
-                        held[part] = Supervisor({f"listener of {part.node.address}": self._subscription(part).run})
-                        held[part].start()
+                    self._subscription(part).kept.start()
                 await asyncio.sleep(MOVED_SECONDS)
         finally:
-            await asyncio.gather(*(each.stop() for each in held.values()))
+            await asyncio.gather(*(each.kept.stop() for each in self._subscriptions.values()))
 
-    async def _found(self, known: list[Part]) -> list[Part]:
+    async def _found(self) -> list[Part]:
         """The parts as they are now; while no server says so, those that were known."""
         try:
             return await current_parts(self._pod.store.connections, self._pod.store.shards)
         except Unavailable:
-            if not known:
+            if not self._subscriptions:
                 raise
-            return known
+            return list(self._subscriptions)
 
     async def _check_replicas(self) -> None:
         """A replica that was restarted has forgotten a CONFIG SET."""
