@@ -140,7 +140,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _is_cancelled() -> bool:
-    """Whether this service should end, however it ended: a `TaskGroup` that fails while it is cancelled raises the
+    """Whether this task should end, however its work ended: a `TaskGroup` that fails while it is cancelled raises the
     failure, and a service may return when it is cancelled."""
     current = asyncio.current_task()
     return current is not None and current.cancelling() > 0
@@ -191,7 +191,7 @@ class Lifespans:
                 except ConfigurationError:
                     raise
                 except (Exception, asyncio.CancelledError, SystemExit) as error:
-                    if (task := asyncio.current_task()) and task.cancelling():
+                    if _is_cancelled():
                         raise
                     said = f"{type(error).__name__}: {error}"
                     raise ConfigurationError(f"the lifespan of the processor {owner.origin} failed: {said}") from error
