@@ -59,12 +59,10 @@ class Comparing:
             for shard in await self._whole(shards):
                 before, now = self._apart.get(shard, (0, 0)), await is_apart(self._store, self._database, shard)
                 self._apart[shard] = now
-                if any(a * b > 0 for a, b in zip(before, now, strict=True)) and self._may_hurry(shard):
+                are_believed = time.monotonic() - self._passed.get(shard, 0.0) >= self._waits.get(shard, 0.0)
+                if are_believed and any(a * b > 0 for a, b in zip(before, now, strict=True)):
                     self._urgent.add(shard)
                     self._wake.set()
-
-    def _may_hurry(self, shard: int) -> bool:
-        return time.monotonic() - self._passed.get(shard, 0.0) >= self._waits.get(shard, 0.0)
 
     async def _whole(self, shards: list[int]) -> list[int]:
         """Those that agree with the ledger as far as is known. The others are restored or copied as a whole."""
