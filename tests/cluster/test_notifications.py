@@ -193,7 +193,7 @@ async def test_a_primary_that_announces_nothing_makes_the_pod_deaf(
     canaries = pod.worker._canaries.by_node
 
     def found() -> bool:
-        deaf = {node.address for node, each in canaries.items() if each.delivery_failed()}
+        deaf = {node.address for node, each in canaries.items() if each.delivery == "deaf"}
         return deaf == {quiet.name} and pod.worker.health().notifications == "deaf"
 
     await until(found, "it hears all but this one")

@@ -82,12 +82,9 @@ class Canary:
         self._failed.clear()
         await self._failed.wait()
 
-    def delivery_failed(self) -> bool:
-        return self.delivery == "deaf"
-
     def receives_events(self) -> bool:
         """Whether it makes sense to wait for an event."""
-        return self.subscribed and not self.delivery_failed()
+        return self.subscribed and self.delivery != "deaf"
 
     async def judge(self) -> None:
         """Find out how notifications arrive now. Raises Unavailable."""
@@ -131,24 +128,21 @@ class Canaries:
     """By server, one for each whose notifications this pod should hear. What is said of all is said of the worst."""
 
     def __init__(self, pod: Pod) -> None:
-        self._pod, self._soon = pod, asyncio.Event()
+        self._pod, self.soon = pod, asyncio.Event()
+        """`soon` is set to have all judged at once."""
         self.by_node = dict[Connections, Canary]()
 
     def add(self, part: Part) -> Canary:
         """Begin to judge a server."""
-        canary = self.by_node[part.node] = Canary(self._pod, part, self._soon)
+        canary = self.by_node[part.node] = Canary(self._pod, part, self.soon)
         return canary
 
     def remove(self, part: Part) -> None:
         """Stop judging a server that has no such part any more."""
         del self.by_node[part.node]
 
-    def judge_soon(self) -> None:
-        """Judge all at once."""
-        self._soon.set()
-
     async def run(self) -> None:
-        await repeat(self._judge_all, self._pod.options.canary_every_seconds, self._soon)
+        await repeat(self._judge_all, self._pod.options.canary_every_seconds, self.soon)
 
     async def _judge_all(self) -> None:
         """One server that is away does not hold up what the others say."""

@@ -239,7 +239,7 @@ class Sweeper:
     def cause(self, shard: int, *, everything: bool) -> str:
         """Why a poll finds due timers that no event has announced; `sweep` if their events should have arrived."""
         canary = self._canaries.of_shard(shard)
-        if canary is not None and canary.delivery_failed():
+        if canary is not None and canary.delivery == "deaf":
             return "sweep-deaf"
         return self._gap if everything or not self.receives_events(shard) else "sweep"
 

@@ -191,7 +191,7 @@ class Worker:
             every_ms=every_ms,
             mark=self.intake.mark,
             count=partial(pod.observer.count, "bare_keys"),
-            divide=self._canaries.judge_soon,
+            divide=self._canaries.soon.set,
         )
 
     async def start(self) -> None:
