@@ -122,7 +122,6 @@ class Following:
         self._shares: dict[int, float] = {}
         """By shard: how much of it was restored and copied; none for one that was not lost."""
         self._count_at = 0.0
-        self._facts_at = 0.0
 
     @property
     def waiting(self) -> int:
@@ -178,7 +177,7 @@ class Following:
             self._followed.setdefault(shard, time.monotonic())
 
     async def _follow_all(self) -> None:
-        clean_at = hold_at = help_at = 0.0
+        clean_at = hold_at = help_at = facts_at = 0.0
         while True:
             if time.monotonic() >= hold_at:
                 self._agreed_ms = await claim_ledger(self._store, self._database, self._servers)
@@ -193,7 +192,9 @@ class Following:
             if time.monotonic() >= help_at:
                 help_at = time.monotonic() + HELP_SECONDS
                 await self._help([shard for shard in self._pod.shards if shard not in led])
-            await self._keep_facts()
+            if self._peers.rank(FIRST_SHARD) == 0 and time.monotonic() >= facts_at:
+                await keep_facts(self._store, self._database)  # what else a restore needs
+                facts_at = time.monotonic() + FACTS_SECONDS
             # One that is away, or is not checked yet, may come back with timers that were removed.
             agreed = [shard for shard in led if more[shard] == [False]]
             if agreed and time.monotonic() >= clean_at:
@@ -201,12 +202,6 @@ class Following:
                 await rows.clean(self._database, agreed, self._now_ms() - TOMBSTONES_MS)
             self._fails = False
             await asyncio.sleep(0 if any(map(any, more.values())) else FOLLOW_SECONDS)
-
-    async def _keep_facts(self) -> None:
-        """Copy what else a restore needs, where this pod leads the first shard."""
-        if self._peers.rank(FIRST_SHARD) == 0 and time.monotonic() >= self._facts_at:
-            await keep_facts(self._store, self._database)
-            self._facts_at = time.monotonic() + FACTS_SECONDS
 
     async def _help(self, others: Sequence[int]) -> None:
         """Restore shards that other pods lead, if they were lost, and copy what the pods before this one leave alone:
