@@ -1,12 +1,15 @@
 """Rows never go back: a newer state of a timer wins, in whatever order states arrive."""
 
+import re
+from collections.abc import Awaitable, Callable
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select, text
 
+from timers.ledger import rows
 from timers.ledger.database import Database
 from timers.ledger.inbox import waits_for
 from timers.ledger.many import execute
@@ -131,3 +134,46 @@ async def test_sqlite_reads_no_whole_table_to_find_some_rows(tmp_path: Path) -> 
             assert not [each for each in plan if each.startswith("SCAN timers_") and "INDEX" not in each], step
     assert {row[1] for row in await kept(database)} == {"1", "2"}
     await database.close()
+
+
+async def plan_of(database: Database, act: Callable[[Database], Awaitable[object]]) -> str:
+    """How the database carries out the statement of this act, with its parameters: SQLite does not look at them."""
+    said = list[tuple[str, Any]]()
+
+    def note(_connection: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
+        said.append((statement, parameters))
+
+    event.listen(database.engine.sync_engine, "before_cursor_execute", note)
+    await act(database)
+    event.remove(database.engine.sync_engine, "before_cursor_execute", note)
+    ((statement, parameters),) = said
+    async with database.transaction() as connection:
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        if database.dialect == "sqlite":
+            found = await driver.execute_fetchall(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        else:
+            found = await driver.fetch(f"EXPLAIN {statement}", *parameters)
+    return "\n".join(row[-1] for row in found)
+
+
+@pytest.mark.parametrize(
+    ("act", "index"),
+    [
+        (lambda database: rows.pending(database, [0, 1]), "timers_timers_pending"),
+        (lambda database: rows.pending(database, [0], without=["q"]), "timers_timers_pending"),
+        (lambda database: rows.count_live(database, 0), "timers_timers_live"),
+    ],
+)
+async def test_what_a_pod_asks_again_and_again_reads_an_index(
+    database: Database, act: Callable[[Database], Awaitable[object]], index: str
+) -> None:
+    """Of a ledger with millions of rows nearly all are of timers that ended long ago."""
+    ended = [state(id=f"{each:05}", status="completed", changed=1000 + each) for each in range(5000)]
+    gone = [tombstone("p", f"gone-{each}", 0, version=4, created=1000, at_ms=5000 + each) for each in range(10)]
+    async with database.transaction() as connection:
+        await save(connection, [*ended, *gone, FIRST])
+        if database.dialect == "postgresql":  # as it does by itself
+            await connection.execute(text("ANALYZE timers_timers"))
+    plan = await plan_of(database, act)
+    assert index in plan
+    assert not re.search("(?i)scan timers_timers$|seq scan on timers_timers", plan, re.MULTILINE), plan

@@ -14,7 +14,7 @@ from timers.errors import Unavailable
 from timers.ledger.database import Database
 from timers.ledger.facts import Lives, lives_of
 from timers.ledger.many import SAVED, among, execute, fetch, rows_given
-from timers.ledger.schema import LIVE, PURGED, timers
+from timers.ledger.schema import IS_LIVE, IS_PENDING, PURGED, timers
 
 Identity = tuple[str, str]
 """(prefix, id)."""
@@ -164,7 +164,7 @@ async def count(database: Database) -> dict[int, int]:
 
 async def count_live(database: Database, shard: int) -> int:
     """How many timers of a shard are scheduled or run."""
-    asked = sa.select(sa.func.count()).where(timers.c.shard == shard, timers.c.status.in_(LIVE))
+    asked = sa.select(sa.func.count()).where(timers.c.shard == shard, IS_LIVE)
     ((number,),) = await _read(database, asked)
     return int(number)
 
@@ -187,7 +187,7 @@ async def pending(
     database: Database, shards: Collection[int], *, without: Collection[str] = ()
 ) -> list[tuple[int, Identity]]:
     """Some timers that Redis does not have yet, each with its shard, `without` those of some prefixes."""
-    asked = sa.select(timers.c.shard, *_NAME).where(timers.c.pending, timers.c.shard.in_(shards))
+    asked = sa.select(timers.c.shard, *_NAME).where(IS_PENDING, timers.c.shard.in_(shards))
     asked = asked.where(timers.c.status != PURGED, timers.c.prefix.not_in(without))
     return [(shard, (prefix, timer_id)) for shard, prefix, timer_id in await _read(database, asked.limit(SAVED))]
 

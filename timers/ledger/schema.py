@@ -89,7 +89,12 @@ timers: Final = sa.Table(
 """A row for each timer: its record, `spec`, `progress` and `history` as the record has them. `pending`: Redis was away
 when a caller armed it, and has yet to be given it."""
 
-_index("timers_timers_live", timers.c.status.in_(LIVE), timers.c.shard, timers.c.due)
+IS_LIVE: Final = timers.c.status.in_([sa.literal_column(f"'{status}'") for status in LIVE])
+IS_PENDING: Final[sa.ColumnElement[bool]] = sa.literal_column("timers_timers.pending")
+"""Conditions as the partial indexes have them: SQLite uses one only for a statement with the very same text. With
+parameters, or with `pending = 1` as SQLAlchemy says it there, it reads the whole table."""
+
+_index("timers_timers_live", IS_LIVE, timers.c.shard, timers.c.due)
 _index("timers_timers_finished", timers.c.status.not_in(LIVE), timers.c.changed)
 _index("timers_timers_pending", timers.c.pending, timers.c.shard)
 
