@@ -73,10 +73,10 @@ def test_tables_are_made_and_shown(bare: CommandLine, url: str) -> None:
     assert before.json["found"] is None
     assert before.json["problem"] == "it has no tables of the ledger yet: run `timers db upgrade`"
     for _ in range(2):
-        assert bare("db", "upgrade").err == "timers: the ledger's tables are of version 0001\n"
+        assert bare("db", "upgrade").err == "timers: the ledger's tables are of version 0002\n"
     after = bare("db", "status", "-o", "json")
     assert (after.code, after.json["problem"]) == (0, None)
-    assert after.json["found"] == after.json["needed"] == "0001"
+    assert after.json["found"] == after.json["needed"] == "0002"
     assert after.json["shards_behind"] is None, "there is no Redis to ask"
 
 
@@ -153,7 +153,7 @@ def test_tables_of_a_later_version_are_left_alone(bare: CommandLine, url: str) -
     bare.monkeypatch.setenv("TIMERS_LEDGER_URL", url)
     bare("db", "upgrade")
     execute(url, "UPDATE timers_schema SET version_num = '9999'")
-    later = "its tables are of a later version (9999, this one knows up to 0001): use that version"
+    later = "its tables are of a later version (9999, this one knows up to 0002): use that version"
     status = bare("db", "status", "-o", "json")
     assert (status.code, status.json["problem"]) == (1, later)
     assert bare("db", "upgrade").refusal() == f"timers: TIMERS_LEDGER_URL: the database cannot be used; {later}"
@@ -163,7 +163,7 @@ def test_tables_whose_version_was_deleted_are_taken_as_they_are(filled: CommandL
     execute(url, "DELETE FROM timers_schema")
     execute(url, "DROP TABLE timers_effects")
     assert filled("db", "status").code == 1
-    assert filled("db", "upgrade").err == "timers: the ledger's tables are of version 0001\n"
+    assert filled("db", "upgrade").err == "timers: the ledger's tables are of version 0002\n"
     assert filled("db", "status").code == 0
     assert filled("rebuild", "--dry-run", "-o", "json").json[0]["kept"] == 3
     execute(url, "SELECT prefix FROM timers_effects")

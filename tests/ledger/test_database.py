@@ -102,7 +102,7 @@ async def test_all_tables_begin_with_timers(database: Database) -> None:
 async def test_tables_of_a_later_version_are_refused_and_left_alone(database: Database) -> None:
     async with database.transaction() as connection:
         await connection.execute(text("UPDATE timers_schema SET version_num = '9999'"))
-    with pytest.raises(ConfigurationError, match=r"of a later version \(9999, this one knows up to 0001\)"):
+    with pytest.raises(ConfigurationError, match=r"of a later version \(9999, this one knows up to 0002\)"):
         await database.check()
     with pytest.raises(ConfigurationError, match="9999"):
         await database.upgrade()

@@ -285,6 +285,30 @@ async def test_large_timers_are_given_back_in_small_pages(
     assert max(sizes) < PAGE_BYTES
 
 
+async def test_a_check_ends_although_timers_change_all_the_time(
+    fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on in the order of change, so what changes meanwhile comes last."""
+    kept = Row("note", "", 0, "scheduled", 1, 0, 0, 0, 1, 9000, 1000, 1000, "{}", "", "")
+    async with database.transaction() as connection:
+        await rows.save(connection, [kept._replace(id=f"{each:03}", changed=9000 - each) for each in range(100)])
+    pages, late = rows.page, list[str]()
+
+    async def busy(*asked: Any, **options: Any) -> Sequence[Row]:
+        found = await pages(*asked, **options)
+        late.append(f"late-{len(late)}")
+        async with database.transaction() as connection:
+            await rows.save(connection, [kept._replace(id=late[-1], changed=9000 + len(late))])
+        return found
+
+    monkeypatch.setattr(rows, "page", busy)
+    last = list[str]()
+    async for (_, timer_id), _codes in copies.give_back(fleet.store, database, 0, since_ms=1000, dry_run=True):
+        last.append(timer_id)
+        assert len(last) < 9, "it looks again and again"
+    assert last == ["036", "late-0"]
+
+
 async def test_a_pod_that_dies_between_redis_and_the_ledger_leaves_no_difference(
     fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

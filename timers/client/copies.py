@@ -115,7 +115,7 @@ async def give_back(
     shard: int,
     after: Identity = ("", ""),
     *,
-    since_ms: int = 0,
+    since_ms: int | None = None,
     dry_run: bool = False,
 ) -> AsyncIterator[tuple[Identity, list[str]]]:
     """Make Redis hold the timers that the ledger has of a shard, changed since a time, and the ledger what Redis holds
@@ -128,6 +128,9 @@ async def give_back(
     page, given = await _page(database, shard, after, since_ms, most)
     while page or before:
         last = (page or before)[-1]
+        # In the order of change, what changes meanwhile comes last: there might be more without end.
+        ends = since_ms is not None and len(page) < most
+        since_ms = None if since_ms is None else last.changed
         has_room = sum(len(each.record) for each in given) < PAGE_BYTES / 2
         most = min(2 * most, SAVED) if has_room else max(most // 2, 1)
         try:
@@ -135,7 +138,7 @@ async def give_back(
                 # While Redis takes a page, the ledger keeps what became of the last one, and the next is made ready.
                 giving = group.create_task(_give(store, given, life))
                 group.create_task(_keep(database, shard, life, before, done))
-                reading = group.create_task(_page(database, shard, last[:2], since_ms, most))
+                reading = group.create_task(_page(database, shard, last[:2], since_ms, 0 if ends else most))
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         if before:
@@ -166,7 +169,7 @@ async def give(store: Store, database: Transacting, identities: Collection[Ident
 
 
 async def _page(
-    database: Database, shard: int, after: Identity, since_ms: int, most: int
+    database: Database, shard: int, after: Identity, since_ms: int | None, most: int
 ) -> tuple[Sequence[Row], Sequence[Restored]]:
     """The next rows of a shard, and what gives them back."""
     page = await rows.page(database, shard, *after, since_ms=since_ms, most=most)

@@ -15,6 +15,7 @@ from timers.client.copies import give, row_of
 from timers.core.model import RESTORED
 from timers.ledger import facts, rows
 from timers.ledger.database import Database
+from timers.ledger.many import SAVED
 from timers.ledger.rows import RowAge
 from timers.store import following as in_redis
 from timers.store import keys
@@ -77,13 +78,14 @@ async def repair(store: Store, database: Database, shard: int, suspects: Suspect
 async def take_away(store: Store, database: Database, shard: int, since_ms: int) -> int:
     """Remove timers that Redis has again though they were removed since a time: it lost its newest data. Returns how
     many."""
-    last: Identity = ("", "")
-    count = 0
-    while page := await rows.page_of_ages(database, shard, *last, gone_since_ms=since_ms):
-        last = list(page)[-1]
-        there = await in_redis.ages(store, shard, page.keys(), noted=True)
-        older = {i: page[i].age for i, age in there.items() if age is not None and age < page[i].age}
+    last, count = (since_ms, "", ""), 0
+    while page := await rows.page_of_gone(database, shard, *last):
+        last, gone = max(page), {(prefix, timer_id): age for (_, prefix, timer_id), age in page.items()}
+        there = await in_redis.ages(store, shard, gone.keys(), noted=True)
+        older = {i: gone[i] for i, age in there.items() if age is not None and age < gone[i]}
         count += await remove(store, older)
+        if len(page) < SAVED:
+            break  # what is removed meanwhile comes last, so there might be more without end
     return count
 
 

@@ -14,7 +14,7 @@ from timers.errors import Unavailable
 from timers.ledger.database import Database
 from timers.ledger.facts import Lives, lives_of
 from timers.ledger.many import SAVED, among, execute, fetch, rows_given
-from timers.ledger.schema import IS_LIVE, IS_PENDING, PURGED, timers
+from timers.ledger.schema import IS_GONE, IS_LIVE, IS_PENDING, PURGED, timers
 
 Identity = tuple[str, str]
 """(prefix, id)."""
@@ -62,6 +62,7 @@ class RowAge(NamedTuple):
 _AGE: Final = ("created", "version", "changed")
 _NAME: Final = (timers.c.prefix, timers.c.id)
 _AGES: Final = (*_NAME, timers.c.created, timers.c.version, timers.c.status)
+_REMOVALS: Final = (timers.c.changed, *_NAME, timers.c.created, timers.c.version)
 _IDENTITY: Final = sa.tuple_(*_NAME)
 _COLUMNS: Final = [timers.c[name] for name in Row._fields]
 
@@ -107,22 +108,26 @@ def _is_free(row: NewRow, there: RowAge | None) -> bool:
 
 
 async def page(
-    database: Database, shard: int, prefix: str, id: str, *, since_ms: int = 0, most: int = SAVED
+    database: Database, shard: int, prefix: str, id: str, *, since_ms: int | None = None, most: int = SAVED
 ) -> Sequence[Row]:
-    """The next rows of a shard after a prefix and id, changed since a time, without those of removed timers."""
-    asked = _next(shard, (prefix, id), _COLUMNS).where(timers.c.status != PURGED, timers.c.changed >= since_ms)
-    return [*map(Row._make, await _read(database, asked.limit(most)))]
+    """The next rows of a shard after a prefix and id, without those of removed timers. With `since_ms`, in the order in
+    which they changed, after this time, prefix and id."""
+    asked = _next(shard, (prefix, id), _COLUMNS, since_ms).where(timers.c.status != PURGED)
+    found = map(Row._make, await _read(database, asked.limit(most)))
+    return [*found] if since_ms is None else sorted(found, key=lambda row: (row.changed, *row[:2]))
 
 
-async def page_of_ages(
-    database: Database, shard: int, prefix: str, id: str, *, gone_since_ms: int | None = None
-) -> dict[Identity, RowAge]:
-    """As `page`, how new the rows are, also those of removed timers; with `gone_since_ms` only of timers that were
-    removed since."""
-    asked = _next(shard, (prefix, id), _AGES)
-    if gone_since_ms is not None:
-        asked = asked.where(timers.c.status == PURGED, timers.c.changed >= gone_since_ms)
-    return _ages(await _read(database, asked))
+async def page_of_ages(database: Database, shard: int, prefix: str, id: str) -> dict[Identity, RowAge]:
+    """As `page`, how new the rows are, also those of removed timers."""
+    return _ages(await _read(database, _next(shard, (prefix, id), _AGES)))
+
+
+async def page_of_gone(
+    database: Database, shard: int, since_ms: int, prefix: str, id: str
+) -> dict[tuple[int, str, str], tuple[int, int]]:
+    """The next timers of a shard that were removed, after this time, prefix and id, and of what age they were."""
+    asked = _next(shard, (prefix, id), _REMOVALS, since_ms).where(IS_GONE)
+    return {(at_ms, *name): (created, version) for at_ms, *name, created, version in await _read(database, asked)}
 
 
 async def ages(connection: AsyncConnection, identities: Collection[Identity]) -> dict[Identity, RowAge]:
@@ -136,8 +141,11 @@ def _ages(found: Iterable[tuple[Any, ...]]) -> dict[Identity, RowAge]:
     }
 
 
-def _next(shard: int, after: Identity, columns: Sequence[sa.Column[Any]]) -> sa.Select[Any]:
-    return sa.select(*columns).where(after < _IDENTITY, timers.c.shard == shard).order_by(*_NAME).limit(SAVED)
+def _next(
+    shard: int, after: Identity, columns: Sequence[sa.Column[Any]], since_ms: int | None = None
+) -> sa.Select[Any]:
+    order, last = (_NAME, after) if since_ms is None else ((timers.c.changed, *_NAME), (since_ms, *after))
+    return sa.select(*columns).where(last < sa.tuple_(*order), timers.c.shard == shard).order_by(*order).limit(SAVED)
 
 
 async def _read(database: Database, asked: sa.Select[Any]) -> list[tuple[Any, ...]]:
@@ -200,7 +208,7 @@ async def waiting(connection: AsyncConnection, identities: Collection[Identity])
 
 async def clean(database: Database, shards: Collection[int], before_ms: int) -> None:
     """Delete the rows of timers of these shards that were removed before, batch after batch."""
-    old = sa.select(timers.c.prefix, timers.c.id).where(timers.c.status == PURGED, timers.c.changed < before_ms)
+    old = sa.select(timers.c.prefix, timers.c.id).where(IS_GONE, timers.c.changed < before_ms)
     old = old.where(timers.c.shard.in_(shards))
     gone = sa.delete(timers).where(_IDENTITY.in_(old.limit(SAVED)))
     while (await database.do(lambda connection: connection.execute(gone))).rowcount >= SAVED:

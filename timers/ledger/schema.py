@@ -90,12 +90,15 @@ timers: Final = sa.Table(
 when a caller armed it, and has yet to be given it."""
 
 IS_LIVE: Final = timers.c.status.in_([sa.literal_column(f"'{status}'") for status in LIVE])
+IS_GONE: Final = timers.c.status == sa.literal_column(f"'{PURGED}'")
 IS_PENDING: Final[sa.ColumnElement[bool]] = sa.literal_column("timers_timers.pending")
 """Conditions as the partial indexes have them: SQLite uses one only for a statement with the very same text. With
 parameters, or with `pending = 1` as SQLAlchemy says it there, it reads the whole table."""
 
 _index("timers_timers_live", IS_LIVE, timers.c.shard, timers.c.due)
-_index("timers_timers_finished", timers.c.status.not_in(LIVE), timers.c.changed)
+# Not by shard first, and not of a part: SQLite would use it for pages by name, and sort the whole shard for each.
+sa.Index("timers_timers_changed", timers.c.changed, timers.c.shard)
+_index("timers_timers_purged", IS_GONE, timers.c.changed, timers.c.shard)
 _index("timers_timers_pending", timers.c.pending, timers.c.shard)
 
 facts: Final = sa.Table("timers_facts", metadata, *_names("kind", "name"), *_columns(sa.Text, "value"))

@@ -1,6 +1,7 @@
 """The tables of the first version with a ledger. A database whose `timers_schema` was emptied has them already.
 
-While this is the only migration they are those of `schema`. The next one writes them down here first, as they were.
+They are those of `schema`, so a later migration changes only what is still as it was. One that cannot tell that writes
+them down here first.
 """
 
 from alembic import op
