@@ -11,7 +11,7 @@ from sqlalchemy import event, select, text
 
 from timers.ledger import rows
 from timers.ledger.database import Database
-from timers.ledger.inbox import waits_for
+from timers.ledger.inbox import take, waits_for
 from timers.ledger.many import execute
 from timers.ledger.rows import FORGET_REMOVED, TAKE_BACK, NewRow, Row, find, insert, save, tombstone, waiting
 from timers.ledger.schema import PURGED, timers
@@ -137,6 +137,7 @@ async def test_sqlite_reads_no_whole_table_to_find_some_rows(tmp_path: Path) -> 
 
 
 NAMES = "autoindex_timers_timers_1|timers_timers_pkey"
+LATER = r"later USING INDEX timers_inbox_identity \(prefix=\? AND id=\?|timers_inbox_identity on timers_inbox later"
 
 
 async def plan_of(database: Database, act: Callable[[Database], Awaitable[object]]) -> str:
@@ -169,6 +170,7 @@ async def plan_of(database: Database, act: Callable[[Database], Awaitable[object
         (lambda database: rows.page_of_ages(database, 0, "p", "04900"), NAMES),
         (lambda database: rows.page(database, 0, "", "", since_ms=5950), "timers_timers_changed"),
         (lambda database: rows.page_of_gone(database, 0, 5950, "", ""), "timers_timers_purged"),
+        (lambda database: database.do(take), LATER),
         (lambda database: rows.clean(database, [0], 5050), "timers_timers_purged"),
     ],
 )
