@@ -143,18 +143,21 @@ async def test_a_lost_db_is_restored(sharded: Fleet, database: Database) -> None
 async def test_a_count_of_what_was_restored_that_takes_too_long_holds_up_no_restore(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = 0
+    now, asked = 1000.0, list[float]()
+    monkeypatch.setattr("timers.engine.following.time", SimpleNamespace(monotonic=lambda: now))
 
     async def too_slow(*_: object) -> float:
-        nonlocal asked
-        asked += 1
+        nonlocal now
+        asked.append(now)
+        now += 30
         raise LedgerUnavailable("no answer for 30 s")
 
     monkeypatch.setattr(copies, "share_until", too_slow)
     following = Following(cast("Any", SimpleNamespace(store=None)), cast("Any", None), database)
-    for _ in range(2):
+    for _ in range(200):
         await following._reached(0, Stage(RESTORE.what, "note:x"))
-    assert asked == 1
+        now += 1
+    assert asked == [1000, 1185], "it counts for a sixth of the time at most"
 
 
 async def test_a_run_under_way_starts_again_as_the_same_occurrence_with_a_higher_token(

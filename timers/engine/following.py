@@ -80,7 +80,7 @@ FRESH_SECONDS: Final = 0.3
 HELP_SECONDS: Final = 1.0
 
 SHARE_SECONDS: Final = 5.0
-"""How often the ledger counts how much was given back."""
+"""How often the ledger counts how much was given back, and how much longer for each second that a count takes."""
 
 CLEAN_SECONDS: Final = 60.0
 TOMBSTONES_MS: Final = 3_600_000
@@ -146,11 +146,13 @@ class Following:
 
     async def _reached(self, shard: int, stage: Stage) -> None:
         """A shard has reached a stage. Counts in the database now and then only; a count that fails, such as one that
-        takes too long, holds up no restore."""
+        takes too long, ends no restore, and one that takes longer is rarer."""
         if stage.what not in (RESTORE.what, REBUILD) or time.monotonic() >= self._count_at:
+            began = time.monotonic()
             with suppress(LedgerUnavailable):
                 self._shares[shard] = await share(self._database, shard, stage)
-            self._count_at = time.monotonic() + SHARE_SECONDS
+            took = time.monotonic() - began  # it reads all rows, and SQLite has one connection
+            self._count_at = time.monotonic() + SHARE_SECONDS * (1 + took)
 
     async def recall(self) -> None:
         """Before the pod's first sign of life, which reads the declarations: give them back if the db was just lost.
