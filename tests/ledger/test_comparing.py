@@ -3,16 +3,17 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, text, update
+from sqlalchemy import delete, select, text, update
 
-from tests.engine.fleet import Calls, Fleet
-from tests.ledger.copies import agreed, in_redis
+from tests.engine.fleet import Calls, Fleet, until
+from tests.ledger.copies import agreed, in_redis, read_only
 from tests.ledger.test_doctor import check_of
 from tests.ledger.test_following import changes_left
 from tests.waiting import eventually
 from timers.client import drift
 from timers.core.model import Status
 from timers.engine import comparing
+from timers.errors import LedgerUnavailable
 from timers.ledger import rows
 from timers.ledger.database import Database
 from timers.ledger.rows import Row
@@ -106,6 +107,48 @@ async def test_a_bucket_that_is_deleted_on_a_living_server_comes_back(fleet: Fle
     assert check.level == "warn"
     assert check.said.startswith(f"the comparison repaired {gone} timers in Redis and 0 in the ledger, ")
     assert not len(calls)
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_once_the_database_has_failed_all_is_compared_anew(fleet: Fleet, database: Database) -> None:
+    """A standby that was promoted meanwhile may lack what was changed last, though counts are the same."""
+    pod = await fleet.pod(Calls(), ledger=database)
+    assert pod.ledger is not None
+    await fleet.client.create("note", "a", delay=LATER)
+    await fleet.client.change("note", "a", tags=["x"])
+    before = await settled(fleet, database)
+
+    async def passed() -> bool:
+        return 0 in await drift.compared(database)
+
+    await eventually(passed, "a comparison has come to its end")
+    async with database.transaction() as connection:
+        await connection.execute(update(timers).values(version=1, spec="{}"))
+    with pytest.raises(LedgerUnavailable):
+        async with pod.ledger.transaction() as connection:
+            await connection.execute(text("SELECT 1 FROM timers_nothing"))
+    await repaired(database, 0, 1)
+    assert await agreed(database, fleet.store) == before
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_database_that_can_only_be_read_gives_nothing_back(fleet: Fleet, database: Database) -> None:
+    """Such as a standby that is not promoted yet, which may lack removals."""
+    pod = await fleet.pod(Calls(), ledger=database)
+    assert pod.ledger is not None
+    await fleet.client.create("note", "a", delay=LATER)
+    await settled(fleet, database)
+    async with database.transaction() as connection:
+        rows = [dict(row._mapping) for row in await connection.execute(select(timers))]
+    await fleet.client.cancel("note", "a", purge=True)
+    assert await settled(fleet, database) == {}
+    async with read_only(pod.ledger):
+        await until(lambda: "only" in ((pod.ledger and pod.ledger.trouble) or ""), "it may only read")
+        async with database.transaction() as connection:  # whose connection was made before
+            await connection.execute(update(timers).values(rows[0]))
+        await until(lambda: "ledger_drift" in pod.worker.health().services, "it repairs nothing")
+        assert await in_redis(fleet.store) == {}
+    assert await agreed(database, fleet.store) == {}
 
 
 async def test_rows_that_are_deleted_or_set_back_by_hand_come_back(fleet: Fleet, database: Database) -> None:

@@ -7,9 +7,10 @@ import pytest
 from sqlalchemy import delete, insert, select, text, update
 
 from tests.engine.fleet import Calls, Fleet
-from tests.ledger.copies import agreed, in_redis
+from tests.ledger.copies import agreed, in_ledger, in_redis
 from tests.ledger.test_comparing import compared
 from tests.ledger.test_doctor import check_of
+from tests.ledger.test_following import changes_left
 from tests.waiting import eventually
 from timers.engine import following
 from timers.engine.following import claim_ledger
@@ -75,6 +76,13 @@ async def rises(fleet: Fleet) -> None:
     await eventually(later, "pods follow")
 
 
+async def failed(database: Database) -> None:
+    """An access fails, as when a server breaks off."""
+    with pytest.raises(LedgerUnavailable):
+        async with database.transaction() as connection:
+            await connection.execute(text("SELECT 1 FROM timers_nothing"))
+
+
 async def removed_since_the_backup(fleet: Fleet, database: Database) -> Backup:
     """The backup of a database with a timer that was cancelled and purged since."""
     await fleet.client.create("note", "a", delay=LATER)
@@ -137,6 +145,40 @@ async def test_one_that_lags_a_little_or_knows_nothing_of_it_is_used(fleet: Flee
         await connection.execute(text("DELETE FROM timers_facts WHERE kind = 'agreed'"))
     await claim_ledger(fleet.store, database)
     assert database.trouble is None
+
+
+async def test_a_standby_that_lacks_the_last_removals_gives_nothing_back(fleet: Fleet, database: Database) -> None:
+    """Its lag may be too short for a time to tell."""
+    pod = await fleet.pod(Calls(), ledger=database)
+    assert pod.ledger is not None
+    backup = await removed_since_the_backup(fleet, database)
+    await backup.put_back(older_ms=0)
+    await failed(pod.ledger)
+    assert await agreed(database, fleet.store) == {}
+    assert await compared(fleet, pod.ledger) == (0, 0)
+
+
+async def test_a_pod_keeps_few_removals_in_mind(
+    fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "REMEMBERED", 1)
+    pod = await fleet.pod(Calls(), ledger=database)
+    assert pod.ledger is not None
+    for name in ("a", "b"):
+        await fleet.client.create("note", name, delay=LATER)
+    await agreed(database, fleet.store)
+    backup = await Backup.of(database)
+    for name in ("a", "b"):
+        await fleet.client.cancel("note", name, purge=True)
+        await changes_left(fleet)
+    await backup.put_back(older_ms=0)
+    await failed(pod.ledger)
+
+    async def some_gone() -> bool:
+        return set(await in_ledger(database)) == {"note:a"}
+
+    await eventually(some_gone, "the last one is removed again")
+    assert await compared(fleet, pod.ledger) == (1, 0)
 
 
 async def test_the_time_in_redis_never_goes_back_nor_ahead_of_the_database(

@@ -13,6 +13,7 @@ from typing import Final
 from timers.client.drift import Drift, Suspects, first_looks, is_apart, repair, tell
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
+from timers.errors import LedgerUnavailable
 from timers.ledger.database import Database
 from timers.logs import get_logger
 from timers.store.cooperative import set_within
@@ -46,6 +47,9 @@ class Comparing:
         self._wake = asyncio.Event()
         self._passed: dict[int, float] = {}
         """By shard: when the last comparison began that came to its end."""
+        self._failures, self._anew_at = database.failures, 0.0
+        """How often the database had failed at the last look, and when it last had: what was compared before may be
+        otherwise by now."""
         self._waits: dict[int, float] = {}
         """By shard where counts differed though all timers were the same: the seconds until counts are believed again.
         Each time doubles them, because what is in flight may make them differ often."""
@@ -54,6 +58,9 @@ class Comparing:
         """The service `ledger_counts`. Counts that differ twice in the same direction ask for a comparison at once."""
         while True:
             await asyncio.sleep(SECOND_LOOK_SECONDS if any(map(any, self._apart.values())) else COUNT_SECONDS)
+            if self._failures != self._database.failures:
+                self._failures, self._anew_at = self._database.failures, time.monotonic()
+                self._wake.set()
             shards = list(self._peers.led(self._pod.shards))
             self._apart = {shard: apart for shard, apart in self._apart.items() if shard in shards}
             for shard in await self._whole(shards):
@@ -90,7 +97,7 @@ class Comparing:
         """The shard to compare now: one whose counts differ, or one whose turn has come."""
         shards = await self._whole(list(self._peers.led(self._pod.shards)))
         self._urgent &= set(shards)
-        late = time.monotonic() - PASS_SECONDS
+        late = max(time.monotonic() - PASS_SECONDS, self._anew_at)
         waiting = [shard for shard in shards if self._passed.get(shard, late) <= late]
         return min(self._urgent or waiting, key=lambda shard: self._passed.get(shard, late), default=None)
 
@@ -122,6 +129,8 @@ class Comparing:
 
     async def _look_again(self, shard: int, at: float, suspects: Suspects) -> Drift:
         await asyncio.sleep(at - time.monotonic())
+        if self._database.trouble is not None:  # a standby can be read, and may lack removals
+            raise LedgerUnavailable(self._database.trouble)
         drift = await repair(self._store, self._database, shard, suspects)
         for side, number in drift._asdict().items():
             if number:

@@ -24,9 +24,10 @@ from timers.engine.pod import Pod
 from timers.errors import Full, LedgerUnavailable
 from timers.ledger import rows
 from timers.ledger.database import Database
-from timers.ledger.facts import Holder, follow_on, hold, last_shards
+from timers.ledger.facts import OLDER_MS, Holder, follow_on, hold, last_shards
 from timers.ledger.many import execute
 from timers.ledger.rows import Identity, Row, save_in
+from timers.ledger.schema import PURGED
 from timers.logs import get_logger
 from timers.store import keys
 from timers.store.following import (
@@ -71,6 +72,9 @@ would write the same pages of it again and again; a large one would keep callers
 ROW_BYTES: Final = 256
 """What any change counts as, also a removal, which has no record: a million of them are not one transaction."""
 
+REMEMBERED: Final = 10_000
+"""Removals of a shard that a pod keeps in mind."""
+
 _ARMED_TOGETHER: Final = 64
 """Timers of the ledger that are armed in one step: each has up to 64 KiB, and is in memory in several forms."""
 
@@ -107,6 +111,10 @@ class Following:
         """By shard: when the last look after which the ledger had all changes began."""
         self._lives: dict[int, str] = {}
         """By shard: the life in which this pod copies it."""
+        self._removed = dict[int, dict[Identity, Row]]()
+        """By shard: what this pod has written of the last removals."""
+        self._failures = dict[int, int]()
+        """By shard: how often the database had failed when it was last followed."""
         self._unlike: set[int] = set()
         """Shards that do not agree with the ledger yet."""
         self._helped = set[int]()
@@ -185,7 +193,7 @@ class Following:
                 self._agreed_ms = await claim_ledger(self._store, self._database, self._servers)
                 hold_at = time.monotonic() + HOLD_SECONDS
             led = list(self._peers.led(self._pod.shards))
-            for by_shard in (self._saved, self._left, self._followed):
+            for by_shard in (self._saved, self._left, self._followed, self._removed):
                 for shard in by_shard.keys() - set(led):
                     by_shard.pop(shard)
             self._unlike &= set(led)
@@ -270,7 +278,7 @@ class Following:
         self._unlike.discard(shard)
         if stage.life != self._lives.get(shard):
             self._lives[shard] = (await enter(self._store, self._database, shard, follows=True)).life
-        gathered, changed = list[Note](), list[Row]()
+        gathered, changed = list[Note](), self._removed_again(shard)
         while found.stage.life == self._lives[shard]:
             gathered += found.notes
             changed += (row for note in found.notes if (row := self._row(shard, note)) is not None)
@@ -316,6 +324,23 @@ class Following:
     async def _save(self, shard: int, changed: Iterable[Row]) -> None:
         if some := list(changed):
             await self._database.do(partial(save_in, lives={shard: self._lives[shard]}, changed=some))
+            self._remember(shard, [row for row in some if row.status == PURGED])
+
+    def _remember(self, shard: int, removed: Iterable[Row]) -> None:
+        there = self._removed.setdefault(shard, {})
+        for row in removed:
+            there.pop(row[:2], None)
+            there[row[:2]] = row
+        while there and (
+            (oldest := next(iter(there.values()))).changed < self._now_ms() - OLDER_MS or len(there) > REMEMBERED
+        ):
+            del there[oldest[:2]]
+
+    def _removed_again(self, shard: int) -> list[Row]:
+        """Once accesses have failed, the last removals: a standby that was promoted meanwhile may lack them, and give
+        the timers back."""
+        before, self._failures[shard] = self._failures.get(shard), self._database.failures
+        return [] if before == self._failures[shard] else list(self._removed.get(shard, {}).values())
 
     async def _agree(self, shard: int) -> None:
         """Give the shard what the ledger has and it lacks, then copy what the ledger lacks. Goes on where another pod

@@ -121,6 +121,9 @@ class Database:
         self.engine = _engine(url, self._file)
         self.dialect = self.engine.dialect.name
         self._free = asyncio.Semaphore(1 if self.dialect == "sqlite" else CONNECTIONS)
+        self.failures = 0
+        """How often an access has failed: behind its URL there may be another server since, which lacks the last
+        commits."""
         self._failed: str | None = None
         self._has_no_room: str | None = None
         """Why the last look found that no row could be added. Other accesses do not tell that there is room again: most
@@ -183,6 +186,7 @@ class Database:
                 self._failed = None
         except LedgerUnavailable as error:
             self._failed, self._room_until = str(error), 0.0
+            self.failures += 1
             raise
         finally:
             self._under_way.remove(access)
