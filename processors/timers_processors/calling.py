@@ -193,14 +193,21 @@ async def _beginning(response: ClientResponse, keep_bytes: int) -> str:
 
 
 def _retry_after(response: ClientResponse) -> float | None:
-    """The wait that a 429 or 503 asks for, as a number or a date; None for anything else."""
+    """The wait that a 429 or 503 asks for, as a number or a date, by the receiver's clock if it says its time; None for
+    anything else."""
     given = response.headers.get("Retry-After", "").strip() if response.status in (429, 503) else ""
     try:
-        is_number = given.isascii() and given.isdigit()
-        seconds = float(given[:9]) if is_number else parsedate_to_datetime(given).timestamp() - time.time()
+        if given.isascii() and given.isdigit():
+            seconds = float(given[:9])
+        else:
+            seconds = _epoch(given) - (_epoch(response.headers["Date"]) if "Date" in response.headers else time.time())
     except (ValueError, OverflowError):
         return None
     return min(later(max(seconds, 1.0)), WAIT_AT_MOST_SECONDS)
+
+
+def _epoch(date: str) -> float:
+    return parsedate_to_datetime(date).timestamp()
 
 
 def accepted(call: Call, answer: HttpAnswer, *, fails_on_4xx: bool = True) -> str:

@@ -214,6 +214,18 @@ class TestAnswer:
         assert isinstance(ended.after, float)
         assert 3000 < ended.after <= 3960
 
+    async def test_a_date_counts_from_the_receivers_time(self) -> None:
+        """The clock of one of them may be wrong."""
+        now = datetime.now(UTC) - timedelta(hours=3)
+        said = {
+            "Date": format_datetime(now, usegmt=True),
+            "Retry-After": format_datetime(now + timedelta(seconds=90), usegmt=True),
+        }
+        ended = await outcome(web.Response(status=503, headers=said))
+        assert isinstance(ended, Retry)
+        assert isinstance(ended.after, float)
+        assert 90 <= ended.after <= 99
+
     @pytest.mark.parametrize(("given", "least", "most"), [("0", 1, 1.1), ("999999999", 86_400, 86_400)])
     async def test_a_retry_after_has_bounds(self, given: str, least: float, most: float) -> None:
         ended = await outcome(web.Response(status=429, headers={"Retry-After": given}))
