@@ -64,7 +64,7 @@ _PROGRESS: Final = {
 _DECODER: Final = json.JSONDecoder()
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error)
-_CHECKED: Final = frozenset(("tags", "retry", "repeat", "missed", "timeout"))
+_CHECKED: Final = frozenset(("retry", "repeat", "missed", "timeout"))
 
 
 class CorruptRecord(ValueError):
@@ -343,29 +343,25 @@ class StoredHistory(Sequence[HistoryEntry]):
     def _entry(self, line: bytes) -> HistoryEntry:
         """History is for people: an entry that cannot be read says so and stops nothing."""
         try:
-            return _entry(line.decode())
+            at, status, attempt, pod, times, processor, said = line.decode().split(" ", 6)
+            cause, _, text = said.partition(" ")
+            late_ms, *timings = [None] if times == "-" else [int(ms) if ms else None for ms in times.split("+")]
+            claim_ms, queue_ms, run_ms = (late_ms, *timings) if timings else (None, None, None)
+            return HistoryEntry(
+                _ms(int(at)),
+                STATUSES[status],
+                int(attempt),
+                None if pod == "-" else pod,
+                cause,
+                text,
+                None if timings else late_ms,
+                None if processor == "-" else processor,
+                claim_ms,
+                queue_ms,
+                run_ms,
+            )
         except (ValueError, KeyError):
             return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, "unreadable entry")
-
-
-def _entry(line: str) -> HistoryEntry:
-    at, status, attempt, pod, times, processor, said = line.split(" ", 6)
-    cause, _, text = said.partition(" ")
-    late_ms, *timings = [None] if times == "-" else [int(ms) if ms else None for ms in times.split("+")]
-    claim_ms, queue_ms, run_ms = (late_ms, *timings) if timings else (None, None, None)
-    return HistoryEntry(
-        _ms(int(at)),
-        STATUSES[status],
-        int(attempt),
-        None if pod == "-" else pod,
-        cause,
-        text,
-        None if timings else late_ms,
-        None if processor == "-" else processor,
-        claim_ms,
-        queue_ms,
-        run_ms,
-    )
 
 
 def _spec(text: str) -> dict[str, Any]:
@@ -374,15 +370,11 @@ def _spec(text: str) -> dict[str, Any]:
     spec, end = _DECODER.raw_decode(text)
     if end != len(text) or not isinstance(spec, dict):
         raise ValueError("the spec are not one object")
-    if not _CHECKED.isdisjoint(spec):
-        _check({name: spec[name] for name in _CHECKED if name in spec})
-    return spec
-
-
-def _check(spec: Mapping[str, Any]) -> None:
     if not isinstance(spec.get("tags", []), list):
         raise TypeError("the tags are not a list")
-    _check_policy(json.dumps({name: spec[name] for name in sorted(spec) if name != "tags"}))
+    if not _CHECKED.isdisjoint(spec):
+        _check_policy(json.dumps({name: spec[name] for name in _CHECKED if name in spec}, sort_keys=True))
+    return spec
 
 
 @lru_cache(maxsize=4096)
