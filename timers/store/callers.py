@@ -210,15 +210,8 @@ class Quotas:
 
     @asynccontextmanager
     async def _booked(self, wanted: int, quota: Quota) -> AsyncIterator[tuple[int, set[str]]]:
-        """Book places, and end the booking when they are taken. Yields the room, and the prefixes with timers."""
-        booking, room, known = await self._book(wanted, quota)
-        yield room, known
-        with reachable():
-            await self._redis.zrem(f"{keys.ACCESS_ROOT}bookings", booking)
-
-    async def _book(self, wanted: int, quota: Quota) -> tuple[bytes, int, set[str]]:
-        """A booking, the room it gives, and the prefixes with timers. While earlier bookings could take what it wants,
-        it waits for them."""
+        """Book places, and end the booking when they are taken. Yields the room, and the prefixes with timers. While
+        earlier bookings could take what this one wants, it waits for them."""
         patterns, booking, until = " ".join(quota.prefixes), b"", time.monotonic() + TURN_SECONDS
         while True:
             asked: list[Argument] = [booking, BOOKED_MS, wanted, patterns]
@@ -226,8 +219,11 @@ class Quotas:
             scheduled, known = await self._counted(quota)
             room = wanted if quota.most is None else min(max(quota.most - scheduled - ahead, 0), wanted)
             if room == wanted or ahead == 0 or time.monotonic() > until:
-                return booking, room, known
+                break
             await asyncio.sleep(LOOK_SECONDS)
+        yield room, known
+        with reachable():
+            await self._redis.zrem(f"{keys.ACCESS_ROOT}bookings", booking)
 
     async def _counted(self, quota: Quota) -> tuple[int, set[str]]:
         """How many timers are scheduled or run under the quota's prefixes, and which prefixes have timers at all."""
