@@ -60,23 +60,21 @@ class Filter(StrictModel):
 
     def seen_by(self, visible: Visible | None) -> Self:
         """The same without the prefixes that the asker may not see."""
-        return self._with(_visible=visible)
+        copy = self.model_copy()
+        copy._visible = visible
+        return copy
 
     def where(self, passes: Callable[[Timer], bool]) -> Self:
         """The same with a condition that no index knows; a page looks at a bounded number of timers for it."""
-        return self._with(_passes=passes)
+        copy = self.model_copy()
+        copy._passes = passes
+        return copy
 
     def at(self, now_ms: float) -> Self:
         """The same with its times fixed: what is relative counts from now."""
         bounds = {"due_after": self.due_after, "due_before": self.due_before}
         fixed = {name: bound + round(now_ms) for name, bound in bounds.items() if isinstance(bound, FromNow)}
         return self.model_copy(update=fixed) if fixed else self
-
-    def _with(self, **private: Any) -> Self:
-        copy = self.model_copy()
-        for name, value in private.items():
-            setattr(copy, name, value)
-        return copy
 
     @property
     def is_empty(self) -> bool:
