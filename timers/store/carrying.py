@@ -6,7 +6,7 @@ The functions raise Unavailable.
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -107,13 +107,17 @@ async def carry(source: Store, target: Store) -> Counter[str]:
 
 async def _ask(store: Store, *command: Any, empty: Any = None) -> Any:
     """The answer to one command; `empty` if another program's value is in the place of its key."""
-    (answer,) = await _sent(store.connections.commands, [command], empty)
+    (answer,) = await _tell(store, [command], empty)
     return answer
 
 
-async def _tell(store: Store, commands: Iterable[_Command]) -> None:
-    """Send commands in one round trip."""
-    await _sent(store.connections.commands, list(commands), None)
+async def _tell(store: Store, commands: Sequence[_Command], empty: Any = None) -> list[Any]:
+    """Send commands in one round trip. Their answers; `empty` where another program's value is in the place of the
+    key."""
+    if not commands:
+        return []
+    redis = store.connections.commands
+    return await read(redis, lambda asked: [asked.execute_command(*each) for each in commands], empty)
 
 
 def _roots(store: Store) -> list[str]:
@@ -266,13 +270,6 @@ async def _found(source: Store, pattern: str, command: str, empty: Any) -> Async
     while cursor:
         with reachable():
             cursor, names = await redis.scan(max(cursor, 0), pattern, 2 * PAGE)
-        for name, answer in zip(names, await _sent(redis, [(command, name) for name in names], empty), strict=True):
+        for name, answer in zip(names, await _tell(source, [(command, name) for name in names], empty), strict=True):
             if answer:
                 yield name, answer
-
-
-async def _sent(redis: Any, commands: Sequence[_Command], empty: Any) -> list[Any]:
-    """The answers to commands, in one round trip; `empty` where another program's value is in the place of the key."""
-    if not commands:
-        return []
-    return await read(redis, lambda asked: [asked.execute_command(*each) for each in commands], empty)
