@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from redis.exceptions import (
-    ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
-    NoPermissionError,
-    TryAgainError,
-)
+from redis.exceptions import ConnectionError, NoPermissionError, TryAgainError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from structlog.testing import capture_logs
 

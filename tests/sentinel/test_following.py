@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import pytest
-from redis.exceptions import ConnectionError  # noqa: A004 (redis-py's own, on purpose)
+from redis.exceptions import ConnectionError
 
 from tests.clusters import Node
 from tests.sentinels import Sentinels

@@ -13,7 +13,7 @@ from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 from redis.asyncio.connection import AbstractConnection, ConnectionPool, DefaultParser
-from redis.exceptions import ConnectionError  # noqa: A004 (redis-py's own, on purpose)
+from redis.exceptions import ConnectionError
 
 from tests.simulation import faults
 from tests.simulation.data import Refused, Reply

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from unittest.mock import patch
 
-from redis.exceptions import ConnectionError  # noqa: A004 (redis-py's own, on purpose)
+from redis.exceptions import ConnectionError
 
 from tests.simulation.network import ScriptWire
 from tests.simulation.server import service_scripts

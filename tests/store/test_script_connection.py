@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError, ResponseError  # noqa: A004 (redis-py's own, on purpose)
+from redis.exceptions import ConnectionError, ResponseError
 
 from tests.chaos.proxy import Proxy
 from tests.conftest import SharedServers

@@ -15,14 +15,14 @@ from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
-    ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
+    ConnectionError,
     MovedError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
-    TimeoutError,  # noqa: A004
+    TimeoutError,
     TryAgainError,
 )
 

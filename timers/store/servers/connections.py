@@ -14,11 +14,7 @@ from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection, DefaultParser, RedisSSLContext, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
-    InvalidResponse,
-    ResponseError,
-)
+from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 
 from timers.errors import ConfigurationError
 from timers.store import keys

@@ -11,10 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from redis.exceptions import (
-    ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
-    ResponseError,
-)
+from redis.exceptions import ConnectionError, ResponseError
 
 from timers.logs import get_logger
 

@@ -14,12 +14,7 @@ from weakref import WeakSet
 
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, parse_url
-from redis.exceptions import (
-    ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
-    NoPermissionError,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import ConnectionError, NoPermissionError, RedisError, ResponseError
 
 from timers.logs import get_logger
 from timers.setting_values import split_hosts

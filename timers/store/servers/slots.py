@@ -12,10 +12,10 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import (
     AskError,
     ClusterDownError,
-    ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
+    ConnectionError,
     MovedError,
     ResponseError,
-    TimeoutError,  # noqa: A004
+    TimeoutError,
     TryAgainError,
 )
 
