@@ -53,7 +53,6 @@ class ClusterConnections(Connections):
 
     @property
     def options(self) -> str:
-        """See Connections."""
         return f"-c {self.slots.seed.options.removesuffix(f' -n {self.db}')}"
 
     @property
@@ -63,20 +62,16 @@ class ClusterConnections(Connections):
 
     @property
     def replicas(self) -> Sequence[Connections]:
-        """See Connections."""
         return self.slots.replicas
 
     def node_of(self, key: str) -> Connections:
-        """See Connections."""
         return self.slots.owner(key)
 
     @property
     def is_spread(self) -> bool:
-        """See Connections."""
         return True
 
     async def refresh(self) -> None:
-        """See Connections."""
         await self.slots.refresh()
 
     def dial(self) -> AbstractConnection:
@@ -84,15 +79,12 @@ class ClusterConnections(Connections):
         return self.nodes[0].dial()
 
     def dial_scripts(self, answer_s: float) -> Scripts:
-        """See Connections."""
         return self.slots.apart(answer_s)
 
     def durable(self, level: WaitLevel) -> Writer:
-        """See Connections."""
         return ClusterWriter(level, self.slots)
 
     async def close(self) -> None:
-        """See Connections."""
         await self.slots.aclose()
 
 
@@ -146,7 +138,6 @@ class ClusterRedis(Redis):
         return ClusterPipeline(self, self._slots)
 
     async def execute_command(self, *args: Any, **options: Any) -> Answer:
-        """See the class."""
         if args[0] == "EXISTS" and len({slot_of(name) for name in args[1:]}) > 1:
             return await self._exists(args[1:])
         if args[0] == "SCAN":
@@ -200,7 +191,6 @@ class ClusterPipeline(Pipeline):
         self._redis, self._slots = redis, slots
 
     async def execute(self, raise_on_error: bool = True) -> list[Answer]:
-        """See the class."""
         stack, self.command_stack = self.command_stack, []
         answers: list[Answer] = [None] * len(stack)
         if stack:

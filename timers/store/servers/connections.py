@@ -76,7 +76,6 @@ class ScriptConnection(Scripts):
         self._opening: asyncio.Task[_RedisProtocol] | None = None
 
     def execute_command(self, *command: str | int | bytes) -> Awaitable[Any]:
-        """See Scripts."""
         wire = self._wire
         return self._execute_anew(command) if wire is None or wire.has_ended() else wire.ask(command)
 
@@ -112,7 +111,6 @@ class ScriptConnection(Scripts):
         return self._wire
 
     async def aclose(self) -> None:
-        """See Scripts."""
         if self._opening is not None:
             self._opening.cancel()
         self._wire = None
@@ -157,7 +155,6 @@ class _RedisProtocol(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
         self._parser.feed(data)
         while (answer := self._parser.gets()) is not False:
             if self._asked:
@@ -166,7 +163,6 @@ class _RedisProtocol(asyncio.Protocol):
                 self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
         error = exc or ConnectionError(HUNG_UP)
         while self._asked:
             _settle(self._asked.popleft()[1], error)

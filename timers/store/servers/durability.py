@@ -185,20 +185,17 @@ class DurableWriter(Writer):
         self._is_missed = False
 
     async def write(self, commands: Sequence[Command]) -> list[Written]:
-        """See Writer."""
         answers, verdict = await self._ask(commands)
         self._tell(verdict)
         return [(answer, verdict.reached) for answer in answers]
 
     async def lacks(self, root: str = "") -> str:
-        """See Writer."""
         known = self._known
         if known is None or known.lacks:
             _, known = await self._ask(())
         return known.lacks
 
     async def aclose(self) -> None:
-        """See Writer."""
         if self._working is not None:
             self._working.cancel()
         await self._connection.aclose()

@@ -322,7 +322,6 @@ class SentinelConnections(Connections):
 
     @property
     def replicas(self) -> Sequence[Connections]:
-        """See Connections."""
         return [self._to(address) for address in self.sentinels.replicas]
 
     def _to(self, address: Address) -> Connections:
