@@ -13,7 +13,6 @@ local acts = {}
 function acts.note(newest)
   call('HSETNX', key, 'since', now_text)
   call('HSET', key, 'noted', now_text, 'newest', newest)
-  return ''
 end
 
 -- The last `most` items of these JSON lists, as one. Each item is a line.
@@ -43,7 +42,7 @@ function acts.count(newest, shard, ...)
       more[entries[i + 1]], fresh = (more[entries[i + 1]] or 0) + 1, fresh + 1
     end
   end
-  if fresh == 0 then return '' end
+  if fresh == 0 then return end
   call('HSET', counted, field, entries[#entries - 1])
   acts.note(last(NEWEST, call('HGET', key, 'newest') or '[]', last(fresh, newest)))
   for prefix, n in pairs(more) do
@@ -52,29 +51,27 @@ function acts.count(newest, shard, ...)
       call('HINCRBY', key, 'of ' .. prefix, n)
     end
   end
-  return ''
 end
 
 function acts.look(gather_ms, again_ms, calm_ms)
-  if number('since') == 0 then return '' end
-  if number('number') == 0 then return now - number('since') >= tonumber(gather_ms) and 'began' or '' end
+  if number('since') == 0 then return end
+  if number('number') == 0 then return now - number('since') >= tonumber(gather_ms) and 'began' end
   if now - number('noted') >= tonumber(calm_ms) then return 'ended' end
-  return now - number('told') >= tonumber(again_ms) and number('noted') > number('told') and 'goes on' or ''
+  return now - number('told') >= tonumber(again_ms) and number('noted') > number('told') and 'goes on'
 end
 
 -- Whatever was noted after the end was decided begins another alarm.
 function acts.told(since, told, what, noted, count)
-  if number('since') ~= tonumber(since) or number('number') ~= tonumber(told) then return '' end
+  if number('since') ~= tonumber(since) or number('number') ~= tonumber(told) then return end
   if what ~= 'ended' then
     call('HSET', key, 'number', told + 1, 'told', now_text)
-    return ''
+    return
   end
   local later, more, newest = text(number('noted')), number('count') - count, call('HGET', key, 'newest')
   if more > 0 then newest = last(more, newest) end
   call('DEL', key)
   if later ~= noted then call('HSET', key, 'since', now_text, 'noted', later, 'newest', newest, 'count', more) end
-  return ''
 end
 
-local what = acts[act](unpack(ARGV, 4))
-return {now_text, what, call('HGETALL', key)}
+local due = acts[act](unpack(ARGV, 4))   -- a look says which message is due
+return {now_text, due or '', call('HGETALL', key)}
