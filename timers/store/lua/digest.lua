@@ -9,11 +9,8 @@ local function add(member, raw)
   local r = parse(raw)
   if not r or not is_member(member) then return end
   local name = (r.waits and 'w' or r.status) .. ' ' .. string.match(member, '^[^:]*')
-  if r.format ~= 2 then
-    raw = '2 ' .. string.sub(name, 1, 1)
-      .. struct.pack(HEAD, r.version, r.attempt, r.failures, r.occurrence, r.token, r.created, r.due) .. body_of(r)
-  end
-  local hash = tonumber(string.sub(redis.sha1hex(member .. '\n' .. raw), 1, 13), 16)
+  r.format, r.status = 2, string.sub(name, 1, 1)
+  local hash = tonumber(string.sub(redis.sha1hex(member .. '\n' .. compose(r)), 1, 13), 16)
   numbers[name], sums[name] = (numbers[name] or 0) + 1, ((sums[name] or 0) + hash) % 2 ^ 52
 end
 
