@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 from typing import Any, Final, TypeVar
 
@@ -205,13 +205,12 @@ class Slots(Scripts):
         if node is None:
             made = connect_server(_at_address(self._url, address), self._answer_s)
             scripts = made.scripts if self._scripts_s is None else made.dial_scripts(self._scripts_s)
-            # The nodes of the cluster say who has its keys.
-            peers = partial(self._number_of_peers, address)
-            node = self._nodes[address] = replace(made, scripts=scripts, known_replicas=peers)
+            node = self._nodes[address] = replace(
+                made,
+                scripts=scripts,
+                known_replicas=lambda: len(self._peers.get(address, {address: 0})) - 1,  # as the cluster's nodes say
+            )
         return node
-
-    def _number_of_peers(self, address: str) -> int:
-        return len(self._peers.get(address, {address: 0})) - 1
 
     def _ask(self) -> asyncio.Task[None]:
         """Ask the cluster, unless it is being asked."""
