@@ -162,7 +162,7 @@ async def _pauses(source: Store, target: Store) -> int:
     """Pause what is paused, in all shards, and keep why timers were late."""
     prefixes = await paused(source)
     for prefix in prefixes:
-        await target.run_all("pause", [(root, [prefix, "pause", "copied"]) for root in _roots(target)])
+        await target.run_everywhere("pause", [prefix, "pause", "copied"])
     await _in_each(target, "pauses", await _of_all(source, "pauses"))
     return len(prefixes)
 

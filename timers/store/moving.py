@@ -60,14 +60,12 @@ def parts(store: Store) -> list[Part]:
 async def close(store: Store, phase: str, place: str) -> int:
     """Let nothing be made or changed in any shard, nor claimed; what runs may end if the service is `leaving`. Returns
     about how many runs have a lease."""
-    calls = [(root, [_closed(store), f"{phase} {place}"]) for root in map(keys.root, range(store.shards))]
-    return sum(int(runs) for _, runs in await store.run_all("move", calls))
+    return sum(int(runs) for _, runs in await store.run_everywhere("move", [_closed(store), f"{phase} {place}"]))
 
 
 async def reopen(store: Store) -> None:
     """Let the shards go on, at once."""
-    stamp = store.identity.stamp
-    await store.run_all("move", [(keys.root(shard), [stamp, ""]) for shard in range(store.shards)])
+    await store.run_everywhere("move", [store.identity.stamp, ""])
 
 
 def _closed(store: Store) -> str:

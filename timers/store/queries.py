@@ -249,8 +249,7 @@ async def ended(
         for prefix, status in indexes
     ]
     found: dict[str, dict[Status, list[int]]] = {prefix: {} for prefix in wanted}
-    calls: list[scripts.Call] = [(keys.root(shard), ["past", step_ms, steps, *names]) for shard in range(store.shards)]
-    for _, counts in await store.run_all("steps", calls) if names else ():
+    for _, counts in await store.run_everywhere("steps", ["past", step_ms, steps, *names]) if names else ():
         for place, (prefix, status) in enumerate(indexes):
             before = found[prefix].get(status, [0] * steps)
             found[prefix][status] = list(map(sum, zip(before, counts[place * steps :], strict=False)))
@@ -295,10 +294,9 @@ async def aside(store: Store) -> Aside:
 async def endings(store: Store, prefix: str, status: Status, most: int) -> list[Ending]:
     """The timers that ended this way, or began to fail, last: in a bounded number of bytes. Raises Unavailable."""
     asked: list[scripts.Argument] = [codec.LETTERS[status], prefix, "-inf", "+inf", "", "", most, PROGRESS_BYTES]
-    calls = [(keys.root(shard), [*asked, "newest", "progress"]) for shard in range(store.shards)]
     found = [
         Ending(timer_id.decode(), int(float(at)) if is_time(float(at)) else 0, _error(progress))
-        for _, listed, _ in await store.run_all("list", calls)
+        for _, listed, _ in await store.run_everywhere("list", [*asked, "newest", "progress"])
         for timer_id, at, progress in scripts.grouped(listed, 3)
     ]
     return sorted(found, key=lambda ending: ending.at_ms, reverse=True)[:most]

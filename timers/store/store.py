@@ -356,9 +356,8 @@ class Store:
         if not self.identity.armed:
             await self.identity.make()
             await self.identity.found(range(self.shards))
-        arguments = [prefix, "pause" if paused else "resume"]
-        calls = [(keys.root(shard), arguments) for shard in range(self.shards)]
-        return any(changed for _now, changed in await self.run_all("pause", calls))
+        told = await self.run_everywhere("pause", [prefix, "pause" if paused else "resume"])
+        return any(changed for _now, changed in told)
 
     async def abandon(
         self, shard: int, prefix: str, runs: Sequence[str], *, before_ms: int, most: int, pod: str
@@ -517,6 +516,10 @@ class Store:
         """Run a script several times in one round trip, over `via` if given. Each answer still begins with the server's
         time. If one fails, those before it were made, and later ones may have been."""
         return [reply for reply, _ in await self._run_all(name, calls, via or self.connections.commands)]
+
+    async def run_everywhere(self, name: str, arguments: Sequence[scripts.Argument]) -> list[Any]:
+        """As `run_all`, once on each shard with the same arguments."""
+        return await self.run_all(name, [(keys.root(shard), arguments) for shard in range(self.shards)])
 
     async def run_durably(self, level: Durability, name: str, calls: Sequence[scripts.Call]) -> list[Written]:
         """As `run_all`, and of each call whether the server's disk or replicas, as far as the level says, had it in
