@@ -87,11 +87,10 @@ function parts.quarantine(most, cursor)
   local answer = peek('HSCAN', root .. 'quarantine', cursor, 'COUNT', most)
   for i = 1, #answer[2], 2 do
     local member, raw = answer[2][i], string.match(answer[2][i + 1], '^[^\n]*\n(.*)$')
-    if is_member(member) and parse(raw) and peek('HEXISTS', record_key(member), member) == 0 then
-      if wrong('put back') then
-        call('HSET', record_key(member), member, raw)
-        call('HDEL', root .. 'quarantine', member)
-      end
+    local is_back = is_member(member) and parse(raw) and peek('HEXISTS', record_key(member), member) == 0
+    if is_back and wrong('put back') then
+      call('HSET', record_key(member), member, raw)
+      call('HDEL', root .. 'quarantine', member)
     end
   end
   if answer[1] ~= '0' then next_place, next_cursor = 0, answer[1] end

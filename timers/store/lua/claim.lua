@@ -99,9 +99,7 @@ for i = 6, #ARGV do
   picked[#picked + 1] = pick(prefix, processor, tonumber(most))
 end
 local triggers = triggers_of(picked)
-if #triggers > 0 then
-  if moves() or unchecked() then return {now_text, more, claimed, bad, denied, newer} end
-end
+if #triggers > 0 and (moves() or unchecked()) then return {now_text, more, claimed, bad, denied, newer} end
 if #triggers > 0 and refused('DEL', unpack(triggers)) then
   for _, queue in ipairs(picked) do
     local refusal = #queue[3] > 0 and refused('DEL', unpack(triggers_of({queue})))

@@ -22,16 +22,10 @@ local function below(score, id)
   return low
 end
 
-local start
-if after_score ~= '' then start = below(after_score, after_id)
-else start = call('ZCOUNT', index, '-inf', newest and highest or '(' .. lowest) end
-local found
-if newest then
-  start = call('ZCOUNT', index, '-inf', '+inf') - start
-  found = call('ZRANGE', index, start, start + most, 'REV', 'WITHSCORES')
-else
-  found = call('ZRANGE', index, start, start + most, 'WITHSCORES')
-end
+local start = after_score ~= '' and below(after_score, after_id)
+  or call('ZCOUNT', index, '-inf', newest and highest or '(' .. lowest)
+if newest then start = call('ZCOUNT', index, '-inf', '+inf') - start end
+local found = call('ZRANGE', index, start, start + most, 'WITHSCORES', unpack(newest and {'REV'} or {}))
 
 local function record_of(member)
   if part ~= 'progress' then return call('HGET', record_key(member), member) end
