@@ -74,8 +74,7 @@ async def active(store: Store) -> list[Alarm]:
 async def poll(store: Store, kind: str, *, gather_ms: int, again_ms: int, calm_ms: int) -> Alarm | None:
     """The alarm, if there is one. The first message is due after `gather_ms`, the next ones every `again_ms` while
     there is more, the last `calm_ms` after the newest note. An alarm that cannot be read is forgotten."""
-    arguments: list[Argument] = [kind, "look", gather_ms, again_ms, calm_ms]
-    what, flat = await store.run("alarm", keys.ALARMS_ROOT, arguments)
+    what, flat = await store.run("alarm", keys.ALARMS_ROOT, [kind, "look", gather_ms, again_ms, calm_ms])
     fields = {keys.text(name): keys.text(value) for name, value in grouped(flat, 2)}
     try:
         return _alarm(kind, keys.text(what), fields) if fields else None

@@ -214,8 +214,7 @@ class Quotas:
         earlier bookings could take what this one wants, it waits for them."""
         patterns, booking, until = " ".join(quota.prefixes), b"", time.monotonic() + TURN_SECONDS
         while True:
-            asked: list[Argument] = [booking, BOOKED_MS, wanted, patterns]
-            booking, ahead = await self._store.run("book", keys.ACCESS_ROOT, asked)
+            booking, ahead = await self._store.run("book", keys.ACCESS_ROOT, [booking, BOOKED_MS, wanted, patterns])
             scheduled, known = await self._counted(quota)
             room = wanted if quota.most is None else min(max(quota.most - scheduled - ahead, 0), wanted)
             if room == wanted or ahead == 0 or time.monotonic() > until:

@@ -15,7 +15,7 @@ from timers.core.model import Timer
 from timers.store import codec, keys
 from timers.store.filters import ALL, Filter
 from timers.store.queries import OWN_QUEUES
-from timers.store.scripts import Argument, Call, grouped, read
+from timers.store.scripts import Call, grouped, read
 from timers.store.store import Store
 
 QUEUES_LIMIT: Final = 2000
@@ -60,8 +60,7 @@ async def next_timers(store: Store, most: int, wanted: Filter = ALL) -> list[Tim
 
 async def first_timers(store: Store, shard: int, prefix: str, most: int) -> list[Timer]:
     """The timers of one queue that are due first. Raises Unavailable."""
-    asked: list[Argument] = ["due", prefix, "-inf", "+inf", "", "", most, PAGE_BYTES]
-    listed, _ = await store.run("list", shard, asked)
+    listed, _ = await store.run("list", shard, ["due", prefix, "-inf", "+inf", "", "", most, PAGE_BYTES])
     timers = (codec.readable(prefix, keys.text(name), raw) for name, _, raw in grouped(listed, 3) if raw)
     return [timer for timer in timers if timer is not None]
 
