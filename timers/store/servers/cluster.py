@@ -49,6 +49,7 @@ def connect_cluster(url: str, answer_s: float) -> "ClusterConnections":
 class ClusterConnections(Connections):
     """The connections to a cluster: `commands` and `scripts` go where the key is."""
 
+    is_spread = True
     slots: Slots
 
     @property
@@ -66,10 +67,6 @@ class ClusterConnections(Connections):
 
     def node_of(self, key: str) -> Connections:
         return self.slots.owner(key)
-
-    @property
-    def is_spread(self) -> bool:
-        return True
 
     async def refresh(self) -> None:
         await self.slots.refresh()

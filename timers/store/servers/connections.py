@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from hiredis import Reader, pack_command
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
@@ -184,6 +184,9 @@ class Connections:
     thread. `durable` has one for each level that is in use. `known_replicas` says how many replicas somebody else than
     the server knows."""
 
+    is_spread: ClassVar[bool] = False
+    """Whether the db may lie on several servers, and move between them."""
+
     commands: Redis
     db: int
     scripts: Scripts
@@ -237,11 +240,6 @@ class Connections:
             info: Any = await self.commands.cluster("INFO")
             if int(info["cluster_size"]) > 1:
                 raise ConfigurationError(ONE_NODE)
-
-    @property
-    def is_spread(self) -> bool:
-        """Whether the db may lie on several servers, and move between them."""
-        return False
 
     @property
     def wake(self) -> str:
