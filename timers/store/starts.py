@@ -40,10 +40,9 @@ async def due_load(store: Store, *, step_ms: int, steps: int, wanted: Filter = A
     for shard, queues in enumerate(by_shard):
         indexes = [f"due:{prefix}" for _, prefix in queues[:QUEUES_LIMIT]]
         batches = [indexes[i : i + QUEUES_A_CALL] for i in range(0, len(indexes), QUEUES_A_CALL)]
-        for start in range(0, len(batches), CALLS_AT_ONCE):
-            some = batches[start : start + CALLS_AT_ONCE]
-            calls: list[Call] = [(keys.root(shard), ["coming", step_ms, steps, *batch]) for batch in some]
-            for _, found in await store.run_all("steps", calls):
+        calls: list[Call] = [(keys.root(shard), ["coming", step_ms, steps, *batch]) for batch in batches]
+        for start in range(0, len(calls), CALLS_AT_ONCE):
+            for _, found in await store.run_all("steps", calls[start : start + CALLS_AT_ONCE]):
                 counts = [n + sum(found[step::steps]) for step, n in enumerate(counts)]
     return counts, all(len(queues) <= QUEUES_LIMIT for queues in by_shard)
 

@@ -179,9 +179,8 @@ class ClusterRedis(Redis):
 
 class ClusterPipeline(Pipeline):
     """A pipeline that is sent in parts, one to each node, all at once. Answers come in order. A command without a key
-    goes where the one before it goes. What a node refuses
-    because it does not have the slot is sent again, one by one; what lies on a node that is away is answered with the
-    error."""
+    goes where the one before it goes. What a node refuses because it does not have the slot is sent again, one by one;
+    what lies on a node that is away is answered with the error."""
 
     def __init__(self, redis: ClusterRedis, slots: Slots) -> None:
         super().__init__(redis.connection_pool, redis.response_callbacks, transaction=False, shard_hint=None)
