@@ -4,10 +4,12 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from sqlalchemy import select, text
 
 from tests.waiting import eventually
 from timers.client.copies import row_of
+from timers.errors import LedgerUnavailable
 from timers.ledger.database import Database
 from timers.ledger.rows import Row
 from timers.ledger.schema import PURGED, timers
@@ -51,6 +53,13 @@ async def _change(database: Database, statements: Iterable[str]) -> None:
             await connection.execute(text(statement))
     if database.dialect == "postgresql":
         await database.engine.dispose()  # the change is for new connections
+
+
+async def failed(database: Database) -> None:
+    """An access fails, as when a server breaks off."""
+    with pytest.raises(LedgerUnavailable):
+        async with database.transaction() as connection:
+            await connection.execute(text("SELECT 1 FROM timers_nothing"))
 
 
 async def in_ledger(database: Database) -> dict[str, Row]:

@@ -6,14 +6,14 @@ import pytest
 from sqlalchemy import delete, select, text, update
 
 from tests.engine.fleet import Calls, Fleet, until
-from tests.ledger.copies import agreed, in_redis, read_only
+from tests.ledger.copies import agreed, failed, in_redis
 from tests.ledger.test_doctor import check_of
 from tests.ledger.test_following import changes_left
 from tests.waiting import eventually
 from timers.client import drift
 from timers.core.model import Status
-from timers.engine import comparing
-from timers.errors import LedgerUnavailable
+from timers.engine import comparing, following
+from timers.engine.following import Following
 from timers.ledger import rows
 from timers.ledger.database import Database
 from timers.ledger.rows import Row
@@ -124,15 +124,15 @@ async def test_once_the_database_has_failed_all_is_compared_anew(fleet: Fleet, d
     await eventually(passed, "a comparison has come to its end")
     async with database.transaction() as connection:
         await connection.execute(update(timers).values(version=1, spec="{}"))
-    with pytest.raises(LedgerUnavailable):
-        async with pod.ledger.transaction() as connection:
-            await connection.execute(text("SELECT 1 FROM timers_nothing"))
+    await failed(pod.ledger)
     await repaired(database, 0, 1)
     assert await agreed(database, fleet.store) == before
 
 
 @pytest.mark.usefixtures("_soon")
-async def test_a_database_that_can_only_be_read_gives_nothing_back(fleet: Fleet, database: Database) -> None:
+async def test_a_database_that_can_only_be_read_gives_nothing_back(
+    fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Such as a standby that is not promoted yet, which may lack removals."""
     pod = await fleet.pod(Calls(), ledger=database)
     assert pod.ledger is not None
@@ -142,13 +142,37 @@ async def test_a_database_that_can_only_be_read_gives_nothing_back(fleet: Fleet,
         rows = [dict(row._mapping) for row in await connection.execute(select(timers))]
     await fleet.client.cancel("note", "a", purge=True)
     assert await settled(fleet, database) == {}
-    async with read_only(pod.ledger):
-        await until(lambda: "only" in ((pod.ledger and pod.ledger.trouble) or ""), "it may only read")
-        async with database.transaction() as connection:  # whose connection was made before
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Database, "trouble", property(lambda _: "it can only be read"))
+        async with database.transaction() as connection:
             await connection.execute(update(timers).values(rows[0]))
         await until(lambda: "ledger_drift" in pod.worker.health().services, "it repairs nothing")
         assert await in_redis(fleet.store) == {}
+        await failed(pod.ledger)
     assert await agreed(database, fleet.store) == {}
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_nothing_is_repaired_before_the_last_removals_are_written_again(
+    fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "REMEMBERED", 0)  # they take their time
+    monkeypatch.setattr(Following, "is_told", lambda *_: False)
+    await fleet.pod(Calls(), ledger=database)
+    await fleet.client.create("note", "a", delay=LATER)
+    before = (await settled(fleet, database))["note:a"]
+    await fleet.client.cancel("note", "a", purge=True)
+    assert await settled(fleet, database) == {}
+    async with database.transaction() as connection:
+        await connection.execute(update(timers).values(before._asdict()))
+    ends = set[object]()
+
+    async def twice() -> bool:
+        ends.add((await drift.compared(database)).get(0))
+        return len(ends) > 2
+
+    await eventually(twice, "a comparison that has begun since has come to its end")
+    assert await in_redis(fleet.store) == {}
 
 
 async def test_rows_that_are_deleted_or_set_back_by_hand_come_back(fleet: Fleet, database: Database) -> None:

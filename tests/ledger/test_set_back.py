@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import delete, insert, select, text, update
 
 from tests.engine.fleet import Calls, Fleet
-from tests.ledger.copies import agreed, in_ledger, in_redis
+from tests.ledger.copies import agreed, failed, in_ledger, in_redis
 from tests.ledger.test_comparing import compared
 from tests.ledger.test_doctor import check_of
 from tests.ledger.test_following import changes_left
@@ -74,13 +74,6 @@ async def rises(fleet: Fleet) -> None:
         return await told(fleet) > before
 
     await eventually(later, "pods follow")
-
-
-async def failed(database: Database) -> None:
-    """An access fails, as when a server breaks off."""
-    with pytest.raises(LedgerUnavailable):
-        async with database.transaction() as connection:
-            await connection.execute(text("SELECT 1 FROM timers_nothing"))
 
 
 async def removed_since_the_backup(fleet: Fleet, database: Database) -> Backup:

@@ -8,6 +8,7 @@ and faster if the counts differ.
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from timers.client.drift import Drift, Suspects, first_looks, is_apart, repair, tell
@@ -38,8 +39,10 @@ _log = get_logger("timers.ledger")
 class Comparing:
     """The comparison by one pod. Two that do it at once do no harm."""
 
-    def __init__(self, pod: Pod, peers: Peers, database: Database) -> None:
+    def __init__(self, pod: Pod, peers: Peers, database: Database, knows_removals: Callable[[int], bool]) -> None:
+        """`knows_removals` tells whether the database has those of a shard that were copied last."""
         self._pod, self._store, self._peers, self._database = pod, pod.store, peers, database
+        self._knows_removals = knows_removals
         self.services = {"ledger_counts": self.count_all, "ledger_drift": self.compare_all}
         self._apart: dict[int, tuple[int, int]] = {}
         """By shard: how its counts differed at the last look."""
@@ -131,6 +134,8 @@ class Comparing:
         await asyncio.sleep(at - time.monotonic())
         if self._database.trouble is not None:  # a standby can be read, and may lack removals
             raise LedgerUnavailable(self._database.trouble)
+        if not self._knows_removals(shard):
+            return Drift()  # it is compared anew
         drift = await repair(self._store, self._database, shard, suspects)
         for side, number in drift._asdict().items():
             if number:

@@ -113,8 +113,8 @@ class Following:
         """By shard: the life in which this pod copies it."""
         self._removed = dict[int, dict[Identity, Row]]()
         """By shard: what this pod has written of the last removals."""
-        self._failures = dict[int, int]()
-        """By shard: how often the database had failed when it was last followed."""
+        self._told = dict[int, int]()
+        """By shard: how often the database had failed when it was last told of the last removals."""
         self._unlike: set[int] = set()
         """Shards that do not agree with the ledger yet."""
         self._helped = set[int]()
@@ -278,7 +278,8 @@ class Following:
         self._unlike.discard(shard)
         if stage.life != self._lives.get(shard):
             self._lives[shard] = (await enter(self._store, self._database, shard, follows=True)).life
-        gathered, changed = list[Note](), self._removed_again(shard)
+        failures = self._database.failures
+        gathered, changed = list[Note](), [] if self.is_told(shard) else list(self._removed.get(shard, {}).values())
         while found.stage.life == self._lives[shard]:
             gathered += found.notes
             changed += (row for note in found.notes if (row := self._row(shard, note)) is not None)
@@ -286,6 +287,7 @@ class Following:
             fresh, large = fresh + found.fresh, large + found.large
             if not found.cursor or size >= TOGETHER_BYTES:
                 await self._save(shard, changed)
+                self._told[shard] = failures
                 self._saved[shard], gathered, changed, size = gathered, [], [], 0
             if not found.cursor:
                 break
@@ -336,11 +338,10 @@ class Following:
         ):
             del there[oldest[:2]]
 
-    def _removed_again(self, shard: int) -> list[Row]:
-        """Once accesses have failed, the last removals: a standby that was promoted meanwhile may lack them, and give
-        the timers back."""
-        before, self._failures[shard] = self._failures.get(shard), self._database.failures
-        return [] if before == self._failures[shard] else list(self._removed.get(shard, {}).values())
+    def is_told(self, shard: int) -> bool:
+        """Whether the database was told of the last removals since an access has failed: a standby that was promoted
+        meanwhile may lack them, and give the timers back."""
+        return self._told.get(shard) == self._database.failures
 
     async def _agree(self, shard: int) -> None:
         """Give the shard what the ledger has and it lacks, then copy what the ledger lacks. Goes on where another pod

@@ -178,7 +178,7 @@ class Worker:
         self.following = Following(self._pod, self.peers, database)
         self._inbox = Inbox(self._pod, database, client)
         self._claimer.catch_up = self._inbox.catch_up
-        comparing = Comparing(self._pod, self.peers, database)
+        comparing = Comparing(self._pod, self.peers, database, self.following.is_told)
         return {"ledger": self.following.run, **comparing.services, **self._inbox.services}
 
     def _build_bare(self) -> BareWatch:
