@@ -12,7 +12,7 @@ from tests.store.acts import put_list
 from tests.store.listening import wakes
 from timers.errors import Unavailable
 from timers.store import keys
-from timers.store.membership import FORGET_AFTER_MS, INTRODUCE_BEATS, Member, Membership, Roster
+from timers.store.membership import FORGET_AFTER_MS, INTRODUCE_BEATS, Declaration, Member, Membership, Roster
 from timers.store.store import Store
 
 ROOT = "timers:{pods}:"
@@ -147,6 +147,16 @@ async def test_declarations_are_read_again_only_when_they_have_changed(real: Sto
     assert await reader.declared(known) is known
     await pod.beat(worker("a", "note", "mail"))
     assert set((await reader.declared(known)).declared) == {"note", "mail"}
+
+
+async def test_a_declaration_that_was_cut_off_is_told_when_it_is_repeated(real: Store) -> None:
+    """Redis had the prefix, and then the connection was lost. Pods ran its timers with the processor of a shorter
+    one."""
+    pod, by_hand = Membership(real), Membership(real)
+    await pod.beat(worker("a", "note"))
+    await real.connections.commands.hsetnx(f"{ROOT}declared", "note-daily", "1 b")
+    assert not await by_hand.declare("note-daily", Declaration(1, "b"))
+    assert (await pod.beat(worker("a", "note"))).owner("note-daily") == "note-daily"
 
 
 async def test_a_create_just_after_data_was_lost_is_not_refused(real: Store) -> None:

@@ -253,12 +253,13 @@ class Membership:
         return known if found is None else Roster(version or b"", (), _declarations(found))
 
     async def declare(self, prefix: str, said: Declaration) -> bool:
-        """Declare a prefix for a pod that did so before. False if it is declared."""
+        """Declare a prefix for a pod that did so before. False if it is declared. Pods are told even then: an earlier
+        call may have been cut off."""
         with reachable():
-            is_new = bool(await self._redis.hsetnx(_DECLARED, prefix, f"{said.at_ms} {said.pod}"))
-            if is_new:
-                await self._redis.set(_VERSION, secrets.token_hex(8))
-        return is_new
+            async with self._redis.pipeline(transaction=False) as asked:
+                asked.hsetnx(_DECLARED, prefix, f"{said.at_ms} {said.pod}")
+                asked.set(_VERSION, secrets.token_hex(8))
+                return bool((await asked.execute())[0])
 
     async def forget(self, prefix: str) -> bool:
         """Take a declaration back. False if there was none. Raises Moving."""
