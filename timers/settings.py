@@ -198,7 +198,7 @@ class Settings(BaseModel):
         default=(), description=values.PLACES_RULE
     )
     webhook_4xx: Literal["fail", "retry"] = Field(default="fail", description="fail or retry")
-    """What a 4xx answer other than 408, 410, 425 and 429 means."""
+    """What a 4xx answer other than 408, 410, 425 and 429 to a web hook means."""
     smtp_url: Annotated[SecretStr, values.checked(values.check_smtp_url)] | None = Field(
         default=None,
         description="smtp://user:password@host:587, optionally with ?starttls=require, if-offered or never; "

@@ -315,6 +315,30 @@ async def test_a_receiver_that_hangs_delays_no_other_and_no_timer(fleet: Fleet) 
         await fleet.drain(pod)
 
 
+@pytest.mark.parametrize("asked", ["hooks", "alarms"])
+@pytest.mark.parametrize("status", [400, 401, 403, 404])
+async def test_a_call_is_tried_again_whose_receiver_has_another_secret(fleet: Fleet, asked: str, status: int) -> None:
+    """It failed for good at once: what a hook or an alarm had to say was lost."""
+
+    async def give_up(_timer: Timer, _context: Context) -> None:
+        raise Fail("no")
+
+    async with receiving(web.Response(status=status)) as receiver:
+        url = f"failed@note={receiver.url}" if asked == "hooks" else receiver.url
+        await pod_of(fleet, settings(**{asked: url}), Calls(act=give_up), alarm_gather_ms=0, alarm_poll_ms=20)
+        await fleet.client.create("note", "a", delay=0)
+
+        async def tried() -> Timer | None:
+            calls = fleet.client.iterate(prefix="timers.*", status=["scheduled", "failed"])
+            return next(iter([timer async for timer in calls if timer.failures]), None)
+
+        call = await eventually(tried, "the call was made")
+    assert call is not None
+    assert call.status is Status.SCHEDULED
+    assert call.last_error is not None
+    assert f"answered {status} " in call.last_error["reason"]
+
+
 async def test_calls_to_private_addresses_are_refused_and_seen(fleet: Fleet) -> None:
     async with receiving() as receiver:
         await pod_of(fleet, settings(hooks=f"armed@note={receiver.url}", webhook_allow="10.0.0.0/8"))
