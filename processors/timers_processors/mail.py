@@ -30,6 +30,9 @@ IDLE_SECONDS: Final = 20.0
 """How long an unused connection is kept. Servers close idle connections after some minutes, some after 30 seconds."""
 
 ANSWER_SECONDS: Final = 10.0
+LOGIN_WANTED: Final = 530
+"""A refusal of this pod, not of the message: its TIMERS_SMTP_URL has no account yet."""
+
 _START_TLS: Final = {"require": True, "if-offered": None, "never": False}
 
 
@@ -165,7 +168,7 @@ def _refusal(refused: dict[str, SMTPResponse]) -> Fail | Retry:
 
 def _ended(code: int, said: str) -> Fail | Retry:
     text = f"the mail server refused: {said}"
-    return Fail(text) if code >= 500 else Retry(text)
+    return Fail(text) if code >= 500 and code != LOGIN_WANTED else Retry(text)
 
 
 def _said(refused: dict[str, SMTPResponse]) -> str:

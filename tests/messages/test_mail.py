@@ -227,6 +227,12 @@ class TestConnection:
                 await send(settings(box, account="shop:wrong@", query="?starttls=never"), {"email": "ann@example.org"})
         assert "wrong" not in str(caught.value)
 
+    async def test_a_missing_account_may_be_set_so_it_is_tried_again(self) -> None:
+        """As when a mail server begins to ask for a login: each mail of that time was lost."""
+        async with mailbox(account=("shop", "right")) as box:
+            with pytest.raises(Retry, match=r"refused: 530 .*Authentication required"):
+                await send(settings(box), {"email": "ann@example.org"})
+
     @pytest.mark.usefixtures("_trusted")
     async def test_smtps_is_encrypted_from_the_beginning(self, tls: ssl.SSLContext) -> None:
         async with mailbox(tls=tls, implicit=True) as box:
