@@ -27,6 +27,8 @@ SERVICE: Final = "timers"
 DOWN_AFTER_MS: Final = 1000
 FAILOVER_MS: Final = 5000
 """A Sentinel gives a failover up that takes longer."""
+INFO_MS: Final = 100
+"""How often a Sentinel asks a server whom it follows; else every ten seconds."""
 QUORUM: Final = 2
 
 _CONFIG: Final = """\
@@ -83,6 +85,11 @@ class Sentinel:
         """Let it answer again after `hang`."""
         self._signal(signal.SIGCONT)
 
+    async def links(self) -> list[str]:
+        """How each replica's connection to the primary is, as far as it knows."""
+        found = await self.ask("SENTINEL REPLICAS", SERVICE)
+        return [each[each.index("master-link-status") + 1] for each in found if "master-link-status" in each]
+
     def _signal(self, number: signal.Signals) -> None:
         assert self._running is not None, "the Sentinel is up"
         self._running.send_signal(number)
@@ -132,6 +139,8 @@ class Sentinels:
             else:
                 sentinel.up()
         primary = await eventually(self._agreed, "all Sentinels name one primary")
+        for sentinel in self.sentinels:
+            await sentinel.ask("SENTINEL DEBUG INFO-PERIOD", INFO_MS)
         for node in self.nodes:
             # A Sentinel does this too, but ten seconds later.
             if node is not primary and (await node.ask("ROLE"))[:3:2] != ["slave", primary.port]:
@@ -185,6 +194,7 @@ class Sentinels:
     async def _is_whole(self) -> bool:
         try:
             known = [await sentinel.ask("SENTINEL MASTER", SERVICE) for sentinel in self.sentinels]
+            links = {link for each in self.sentinels for link in await each.links()}
             heads = [node for node in self.nodes if await node.is_primary(replicas=len(self.nodes) - 1)]
             following = [node for node in self.nodes if await node.is_replica()]
         except (RedisError, OSError):
@@ -195,4 +205,4 @@ class Sentinels:
             and each["num-other-sentinels"] == len(self.sentinels) - 1
             for each in known
         )
-        return healthy and len(heads) == 1 and len(following) == len(self.nodes) - 1
+        return healthy and links <= {"ok"} and len(heads) == 1 and len(following) == len(self.nodes) - 1

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.sentinels import Sentinels
-from tests.waiting import patient
+from tests.waiting import eventually, patient
 from timers.client import open_store
 from timers.doctor.checks import Check
 from timers.doctor.examining import examine, unreachable
@@ -88,6 +88,28 @@ async def test_a_primary_that_may_be_cut_off_is_warned_of(sentinels: Sentinels, 
     replicas = {node.name for node in sentinels.nodes if node is not primary}
     assert found.level == "ok"
     assert set(found.said.removeprefix("these can take over: ").split(", ")) == replicas
+
+
+async def test_replicas_that_the_primary_refuses_cannot_take_over(sentinels: Sentinels, store: Store) -> None:
+    """As after a failover with another `masterauth`: all were up, and the doctor named them as successors."""
+    primary = await sentinels.primary()
+    replicas = [node for node in sentinels.nodes if node is not primary]
+    for node in replicas:
+        await node.ask("CONFIG", "SET", "masteruser", "nobody", "masterauth", "wrong")
+    await primary.ask("CLIENT", "KILL", "TYPE", "replica")
+
+    async def none_follows() -> Check | None:
+        found = await finding(store, "failover")
+        return found if found.level == "fail" else None
+
+    try:
+        found = await eventually(none_follows, "the doctor sees it")
+    finally:
+        for node in replicas:
+            await node.ask("CONFIG", "SET", "masteruser", "", "masterauth", "")
+    assert found is not None
+    assert found.said.startswith("no replica can take over; replicas are away: ")
+    assert all(f"{node.name} (it does not follow the primary)" in found.said for node in replicas)
 
 
 async def test_flags_that_a_replica_lacks_are_named_and_set(sentinels: Sentinels, store: Store) -> None:

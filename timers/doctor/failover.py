@@ -145,20 +145,29 @@ def _quorum(sentinels: Sentinels, words: Sequence[_Word | Exception]) -> Check:
 
 
 def _successors(replicas: Sequence[Mapping[str, str]], config: Mapping[str, str] | None) -> Check:
-    able = [f"{each['ip']}:{each['port']}" for each in replicas if is_up(each) and each["slave-priority"] != "0"]
-    unable = [f"{each['ip']}:{each['port']} ({each['flags']})" for each in replicas if not is_up(each)]
+    able = [f"{each['ip']}:{each['port']}" for each in replicas if not _away(each) and each["slave-priority"] != "0"]
+    unable = [f"{each['ip']}:{each['port']} ({why})" for each in replicas if (why := _away(each))]
     wanted = (config or {}).get("min-replicas-to-write", "")
     none, stands = "no replica can take over", "nothing replaces the primary when it dies, and then no timer runs"
     cut_off = "a primary that is cut off goes on taking timers and starting runs, and the failover loses them"
     asks_none, write = "min-replicas-to-write is 0", setting(_KEPT, "min-replicas-to-write", 1)
     missing, fewer = f"replicas are away: {', '.join(unable)}", "fewer can take over"
+    said, see = "; ".join([none, *([missing] if unable else [])]), "start them, or see what their logs say"
     return judged(
         "failover",
         f"these can take over: {', '.join(able)}",
-        (not able, "fail", none, stands, "start a replica of the primary, with a replica-priority above 0"),
-        (bool(unable), "warn", missing, fewer, "start them; `SENTINEL RESET` forgets those that are gone for good"),
+        (not able, "fail", said, stands, f"{see}; one needs a replica-priority above 0"),
+        (bool(unable), "warn", missing, fewer, f"{see}; `SENTINEL RESET` forgets those that are gone for good"),
         (wanted == "0", "warn", asks_none, cut_off, f"with two replicas: {write}"),
     )
+
+
+def _away(replica: Mapping[str, str]) -> str:
+    """Why a replica cannot take over, whatever its priority; empty if it can. A primary that refuses its password is
+    one that it does not follow."""
+    if not is_up(replica):
+        return replica["flags"]
+    return "" if replica.get("master-link-status", "ok") == "ok" else "it does not follow the primary"
 
 
 _KEPT: Final[Facts] = {"config_file": "there"}
