@@ -112,8 +112,8 @@ class SmtpTransport:
         except BaseException as error:
             made.close()
             if isinstance(error, SMTPNotSupported | SMTPAuthenticationError):
-                # The server refuses this pod, not the message.
-                raise Retry(f"{self._name}: {type(error).__name__}: {error.message}") from None
+                # The server refuses this pod, not the message, and may lock an account whose password is often wrong.
+                raise Unanswered(f"{type(error).__name__}: {error.message}") from None
             raise
         return made
 

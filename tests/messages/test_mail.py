@@ -227,6 +227,19 @@ class TestConnection:
                 await send(settings(box, account="shop:wrong@", query="?starttls=never"), {"email": "ann@example.org"})
         assert "wrong" not in str(caught.value)
 
+    async def test_a_server_that_refuses_the_login_is_left_alone_for_a_while(self) -> None:
+        """Each mail that was due tried to log in, and servers lock accounts for that."""
+        async with mailbox(account=("shop", "right")) as box:
+            given = settings(box, account="shop:wrong@", query="?starttls=never")
+            timer = a_timer(prefix="send-message", spec={"payload": {"email": "ann@example.org"}})
+            async with Sending.opened(given) as sending:
+                for _ in range(Targets.failures):
+                    with pytest.raises(Retry, match=r"SMTPAuthenticationError"):
+                        await run(send_message, timer, sending)
+                with pytest.raises(Retry, match=r"^not tried"):
+                    await run(send_message, timer, sending)
+        assert box.connections == Targets.failures
+
     async def test_a_missing_account_may_be_set_so_it_is_tried_again(self) -> None:
         """As when a mail server begins to ask for a login: each mail of that time was lost."""
         async with mailbox(account=("shop", "right")) as box:
