@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from aiohttp import web
@@ -26,7 +27,7 @@ from timers.client.opening import check_setting
 from timers.dashboard import all_pages
 from timers.dashboard.render import prepare
 from timers.dashboard.site import Guard
-from timers.embedded import EmbeddedServer
+from timers.embedded import EmbeddedServer, is_owned
 from timers.engine.peers import Peers
 from timers.engine.pod import WorkerOptions
 from timers.engine.spans import Spans
@@ -50,6 +51,9 @@ T = TypeVar("T")
 
 TRY_AGAIN_SECONDS: Final = 0.2
 """The pause between two tries to reach Redis, and the ledger, while a pod starts."""
+
+WATCH_SECONDS: Final = 2.0
+"""How often `timers dev` looks whether its data folder is in its place."""
 
 END_SECONDS: Final = 0.5
 """How long the threads of a pod that ends have to end by themselves."""
@@ -168,9 +172,22 @@ async def dev(settings: Settings, announce: Announce) -> int:
         settings = settings.model_copy(update={"start_timeout_ms": 0})
         if settings.redis_url is not None:
             return await _serve(settings, settings.redis_url, redacted(settings.redis_url), announce, stopping)
-        async with await EmbeddedServer.start(settings.data_dir, settings.server_binary) as server:
-            redis = f"{server.family} {server.version}, embedded, data in {settings.data_dir.absolute()}"
-            return await _serve(settings, server.url, redis, announce, stopping)
+        data = settings.data_dir.absolute()
+        async with await EmbeddedServer.start(data, settings.server_binary) as server:
+            watching = asyncio.create_task(_watch(data, stopping))
+            try:
+                redis = f"{server.family} {server.version}, embedded, data in {data}"
+                return await _serve(settings, server.url, redis, announce, stopping)
+            finally:
+                watching.cancel()
+
+
+async def _watch(data: Path, stopping: Stopping) -> None:
+    """Say it if the folder of the embedded server is removed or moved before the pod stops."""
+    while is_owned(data):
+        if await set_within(stopping.asked, WATCH_SECONDS):
+            return
+    _log.error("the data folder was removed or moved while its server runs", folder=str(data))
 
 
 async def _serve(settings: Settings, url: str, redis: str, announce: Announce, stopping: Stopping) -> int:

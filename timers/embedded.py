@@ -35,6 +35,7 @@ STOP_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.01
 _FOLDER: Final = "server"
 _LOG: Final = "server.log"
+_OWNER: Final = "owner.lock"
 _VERSION: Final = re.compile(r"(Redis|Valkey) server v=((\d+)\.[\w.-]+)")
 
 _OPTIONS: Final = (
@@ -182,6 +183,15 @@ class EmbeddedServer(AbstractAsyncContextManager["EmbeddedServer"]):
         await self.stop()
 
 
+def is_owned(data_dir: Path) -> bool:
+    """Whether the folder is still there and this process's. If somebody removes it, the server answers on, but nothing
+    of what it keeps is left when it stops."""
+    try:
+        return (data_dir / _FOLDER / _OWNER).read_text() == str(os.getpid())
+    except (OSError, ValueError):
+        return False
+
+
 async def running_url(data_dir: Path) -> str | None:
     """The URL of the server that runs over this folder, started by any process of this user; None if none does."""
     socket = _socket_place(data_dir.absolute() / _FOLDER)
@@ -207,7 +217,7 @@ def _url(socket: Path) -> str:
 
 def _own(folder: Path) -> int:
     """Takes the owner's lock and returns its file descriptor. The system releases the lock when this process ends."""
-    path = folder / "owner.lock"
+    path = folder / _OWNER
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     if not _try_lock(lock):
         os.close(lock)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -107,6 +108,21 @@ async def test_dev_runs_everything_and_its_curl_line_works(start: Start, tmp_pat
 
 async def _files(folder: Path) -> list[Path]:
     return list(folder.glob("*.json"))
+
+
+@pytest.mark.parametrize("removed", [True, False])
+async def test_dev_says_that_its_data_folder_is_gone(start: Start, tmp_path: Path, removed: bool) -> None:
+    """As by `git clean`. It went on as if nothing had happened, and all was lost when it stopped."""
+    data = tmp_path / "data"
+    dev = start("dev", **OURS, TIMERS_DATA_DIR=str(data))
+    await until_ready(await url_of(dev))
+    if removed:
+        shutil.rmtree(data)
+    else:
+        data.rename(tmp_path / "elsewhere")
+    await eventually(_said(dev, "the data folder was removed or moved"), "it says so")
+    dev.signal(signal.SIGTERM)
+    assert dev.end().code == 0
 
 
 async def test_dev_with_a_url_starts_nothing(
