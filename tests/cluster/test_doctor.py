@@ -22,6 +22,17 @@ from timers.errors import Unavailable
 from timers.metrics import Metrics
 from timers.store import keys
 from timers.store.servers.slots import slot_of
+from timers.store.store import Store
+
+
+async def knows_replicas(store: Store) -> None:
+    """Wait until the cluster names all its replicas, which takes one that has just started a moment."""
+
+    async def are_named() -> bool:
+        await store.connections.refresh()
+        return len(store.connections.replicas) == len(store.connections.nodes)
+
+    await eventually(are_named, "the cluster names all replicas")
 
 
 async def test_each_primary_is_examined(cluster: Cluster) -> None:
@@ -76,6 +87,7 @@ async def test_a_replica_that_has_another_password_is_named(cluster: Cluster) ->
         await node.ask("ACL", "SETUSER", "other", "reset", "on", f">{password}", "~*", "&*", "+@all")
     async with opened(cluster.url.replace("://", "://other:old@"), shards=64) as store:
         await made(store)
+        await knows_replicas(store)
         there = (await found(store, wait_seconds=0.2))["replicas' rights"]
         refused = f"{odd.name}: Redis is not available: invalid username-password pair or user is disabled."
         assert (there.level, there.said) == ("warn", refused)
@@ -126,6 +138,24 @@ async def test_a_primary_without_a_replica_is_named(cluster: Cluster) -> None:
 
         check = await eventually(seen, "the primary has noticed")
     assert (check.level, check.said.rpartition("; ")[2]) == ("warn", f"without a replica: {primary.name}")
+
+
+async def test_primaries_that_all_refuse_their_replicas_are_named(cluster: Cluster) -> None:
+    """As after failovers with another `masterauth`: where none had a replica, none was missed."""
+    async with opened(cluster.url, shards=64) as store:
+        await knows_replicas(store)
+        for node in cluster.nodes:
+            await node.ask("CONFIG", "SET", "masteruser", "nobody", "masterauth", "wrong")
+        primaries = await cluster.primaries()
+        for node in primaries:
+            await node.ask("CLIENT", "KILL", "TYPE", "replica")
+        try:
+            check = await durability_check(store, (), has_ledger=False)
+        finally:
+            for node in cluster.nodes:
+                await node.ask("CONFIG", "SET", "masteruser", "", "masterauth", "")
+    assert check.level == "warn"
+    assert {*check.said.partition("without a replica: ")[2].split(", ")} == {node.name for node in primaries}
 
 
 async def test_the_doctor_and_a_create_say_that_a_primary_is_away(cluster: Cluster) -> None:

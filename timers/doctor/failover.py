@@ -43,14 +43,15 @@ async def durability_check(store: Store, members: Sequence[Member], *, has_ledge
     never = any(some and {*some} == {0} for some in by_node)
     differ = any(len({*some} - {0, None}) > 1 for some in by_node)
     lost = "no failover happens when the server is lost"
-    alone = [node.address for node, some in zip(nodes, by_node, strict=True) if not some and any(by_node)]
-    bare = f"{said}; without a replica: {', '.join(alone)}"
+    has_some = any(by_node) or (store.connections.is_spread and bool(store.connections.replicas))
+    alone = [node.address for node, some in zip(nodes, by_node, strict=True) if not some and has_some]
+    bare, start = f"{said}; without a replica: {', '.join(alone)}", "start it, see its log, or make another node one"
     late = "the one with the lowest number is promoted even if it lags behind; what was only `fast` is lost with that"
     return judged(
         "durability",
         said,
         (bool(missed), "fail", said, means, "; ".join(_REPAIR[level] for level in missed)),
-        (bool(alone), "warn", bare, lost, "start it, or make another node one: `redis-cli CLUSTER REPLICATE ID` there"),
+        (bool(alone), "warn", bare, lost, f"{start}: `redis-cli CLUSTER REPLICATE ID` there"),
         (never, "warn", f"{said}: none may be promoted", lost, "`redis-cli CONFIG SET replica-priority 100` on one"),
         (differ, "warn", f"{said}: they differ", late, "`redis-cli CONFIG SET replica-priority 100` on each"),
     )
