@@ -34,8 +34,8 @@ ROUND: Final = settings(
     suppress_health_check=list(HealthCheck),
     derandomize=False,
 )
-ROUNDS: Final = 2
-"""One on each family's server, and more until every verb has succeeded."""
+ROUNDS: Final = 4
+"""Two on each family's server, and more until every verb has succeeded."""
 ROUNDS_LIMIT: Final = 30
 
 VERBS: Final = frozenset(
@@ -89,9 +89,10 @@ class LifeMachine(CallerVerbs, PodVerbs, BareVerbs):
             self.end(self.held[0], "a", ending, keeps=True)
             self.held.append(self.held.pop(0))
         self.let_expire(self.oracle.of_status(Status.RUNNING)[0])
-        for identity in IDENTITIES[:2]:
+        some = [*IDENTITIES[:2], self.oracle.of_status(Status.RUNNING)[-1]]
+        for identity in some:
             self.put_bare(identity, VALUES[0], HOUR_MS)
-        self.take_in(IDENTITIES[:2])
+        self.take_in(some)
 
     @rule(step=st.deferred(lambda: st.one_of(STEPS)))
     def step(self, step: tuple[str, dict[str, Any]]) -> None:

@@ -35,11 +35,15 @@ class BareVerbs(World):
         self.do(self.redis.set(":".join(identity), value, pxat=until_ms))
         self.oracle.bare[identity] = (value, until_ms)
 
-    @verb(which=st.integers(0))
-    def delete_bare(self, *, which: int) -> None:
-        if identity := self._some_bare(which):
+    @verb(which=st.integers(0), found=st.booleans())
+    def delete_bare(self, *, which: int, found: bool) -> None:
+        """Delete a key, preferably one that was found during a run: then pods look after the runs."""
+        during = sorted(self.oracle.meanwhile.keys() & self.oracle.bare.keys()) if found else []
+        if identity := during[which % len(during)] if during else self._some_bare(which):
             self.do(self.redis.delete(":".join(identity)))
             del self.oracle.bare[identity]
+        if during:
+            self.look_after_runs()
 
     @verb(which=st.integers(0), told=st.booleans())
     def expire_bare(self, *, which: int, told: bool) -> None:

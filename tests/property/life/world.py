@@ -36,7 +36,7 @@ prefixes = st.sampled_from(["mail", "push"])
 pods = st.sampled_from(["a", "b", "c"])
 offsets = st.sampled_from([-4000, -3000, -3000, -2000, HOUR_MS, 2 * HOUR_MS])
 versions = st.sampled_from([None, None, "right", "wrong"])
-edit_locks = st.sampled_from([0, MINUTE_MS, DAY_MS])
+edit_locks = st.sampled_from([0, MINUTE_MS, DAY_MS, DAY_MS])
 spec = st.sampled_from(
     [
         {},
