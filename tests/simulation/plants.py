@@ -29,10 +29,12 @@ from timers.store import scripts
 @dataclass(frozen=True, slots=True)
 class Plant:
     """A mistake: what stands in the scripts, and what stands there instead; or what replaces something of the engine,
-    by its owner and name. The world of the seed `seen_by` notices it at once, unless the engine has changed since."""
+    by its owner and name. The world of the seed `seen_by` notices it at once, or one that is made of the world
+    `seen_alone`, unless the engine has changed since."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
     seen_by: int = 0
+    seen_alone: int = 0
     engine: tuple[tuple[Any, str, Any], ...] = ()
 
     def scripts(self) -> dict[str, str]:
@@ -168,6 +170,6 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "the sweep trusts events": Plant(engine=((ShardSweep, "_mark", _forget),), seen_by=42),
     "orphans are never found": Plant(engine=((ShardSweep, "_find_orphans", _none_found),), seen_by=18),
     "a gap is not swept": Plant(engine=((Sweeper, "sweep_everything", _forget),)),
-    "a failed claim forgets its queue": Plant(engine=((Intake, "mark_after", _mark_unless_failed),)),
+    "a failed claim forgets its queue": Plant(engine=((Intake, "mark_after", _mark_unless_failed),), seen_alone=4),
 }
 """By name."""
