@@ -6,7 +6,7 @@ The oracle gets the fields as sets of numbers, not as text, and knows the zone o
 import calendar
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import product
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -58,19 +58,28 @@ def runs(expression: str, zone: str, after_ms: int, until_ms: int) -> Iterator[i
         yield after_ms
 
 
-def expected_runs(matches: MATCHES, zone: str, after_ms: int, until_ms: int, *, interval: bool) -> list[int]:
-    """An interval runs whenever the clock matches, a fixed time when the clock first shows it or just skipped it."""
+@lru_cache(maxsize=1)
+def minutes_of(zone: str, after_ms: int, until_ms: int) -> list[tuple[int, datetime, datetime, int]]:
+    """Each minute of a window, what the clock showed before it, what it shows then, and 1 if it shows that again."""
     info, found = ZoneInfo(zone), []
     first_ms = (after_ms // MINUTE_MS + 1) * MINUTE_MS
-    shown = clock(first_ms - MINUTE_MS, info)
+    wall = clock(first_ms - MINUTE_MS, info).replace(tzinfo=None, fold=0)
     for at_ms in range(first_ms, until_ms + 1, MINUTE_MS):
-        before, shown = shown.replace(tzinfo=None), clock(at_ms, info)
+        shown, before = clock(at_ms, info), wall
         wall = shown.replace(tzinfo=None, fold=0)
+        found.append((at_ms, before, wall, shown.fold))
+    return found
+
+
+def expected_runs(matches: MATCHES, zone: str, after_ms: int, until_ms: int, *, interval: bool) -> list[int]:
+    """An interval runs whenever the clock matches, a fixed time when the clock first shows it or just skipped it."""
+    found = []
+    for at_ms, before, wall, fold in minutes_of(zone, after_ms, until_ms):
         if interval:
             due = matches(wall)
         else:
             left_out = (before + MINUTE * n for n in range(1, (wall - before) // MINUTE))
-            due = (shown.fold == 0 and matches(wall)) or any(map(matches, left_out))
+            due = (fold == 0 and matches(wall)) or any(map(matches, left_out))
         if due:
             found.append(at_ms)
     return found
