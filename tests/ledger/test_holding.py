@@ -43,13 +43,6 @@ async def test_of_two_copies_that_begin_in_one_moment_one_is_refused(database: D
     await others.close()
 
 
-async def test_a_db_holds_nothing_by_a_clock_that_was_set_back(database: Database) -> None:
-    assert await asked(database, "one") is None
-    async with database.transaction() as connection:
-        await connection.execute(text("UPDATE timers_epochs SET seen = seen + 3600000"))
-    assert await asked(database, "two") is None
-
-
 async def test_a_pod_of_the_second_copy_leaves_the_ledger_alone(fleet: Fleet, database: Database) -> None:
     assert await asked(database, "original") is None
     pod = await fleet.pod(Calls(), ledger=database)

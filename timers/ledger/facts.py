@@ -141,10 +141,9 @@ async def hold(
     was changed. An earlier version says no number."""
     await _alone(connection)  # two that begin in one moment would not see each other
     ago, number = now_ms() - epochs.c.seen, epoch.partition("/")[2]
-    # A sign of life that is yet to come is from before the SQL server's clock was set back.
     is_other = sa.and_(epochs.c.epoch.contains("/"), epochs.c.epoch.not_like(f"%/{number}"))
     others = sa.select(epochs.c.epoch, epochs.c.server, ago).where(
-        sa.func.abs(ago) < HELD_MS, sa.or_(epochs.c.server.not_in([server, *known]), is_other)
+        ago < HELD_MS, sa.or_(epochs.c.server.not_in([server, *known]), is_other)
     )
     found = (await connection.execute(others.order_by(ago).limit(1))).first()
     if found is not None:
