@@ -1,8 +1,8 @@
-"""The server's clock as a pod estimates it: the most precise recent reading counts, and a step counts at once."""
+"""The server's clock as a pod estimates it: readings together are precise, and a step counts at once."""
 
 import pytest
 
-from timers.core.clock import SAMPLE_AGE_SECONDS, ServerClock
+from timers.core.clock import DRIFT, ServerClock
 
 SERVER_MS = 1_795_000_000_000
 
@@ -77,13 +77,21 @@ def test_a_step_of_the_servers_clock_is_followed_at_once(pod: Pod, clock: Server
 
 def test_an_aged_reading_gives_way_to_a_less_precise_one(pod: Pod, clock: ServerClock) -> None:
     """Otherwise one very precise reading would be kept for ever while the clocks drift apart."""
-    clock.observe(SERVER_MS, sent=99.999, received=100.001)
-    drift_ms = 20
-    for seconds, followed in ((SAMPLE_AGE_SECONDS - 0.1, False), (SAMPLE_AGE_SECONDS + 0.1, True)):
-        pod.at = 100 + seconds
-        true_ms = SERVER_MS + round(seconds * 1000) + drift_ms
-        clock.observe(true_ms - 25, sent=pod.at - 0.05, received=pod.at)
-        assert (abs(clock.now_ms() - true_ms) < 1) == followed
+    clock.observe(SERVER_MS, sent=100.0, received=100.0)
+    pod.at += 3600
+    true_ms = SERVER_MS + 3_600_000 + 40
+    clock.observe(true_ms, sent=pod.at - 0.05, received=pod.at + 0.05)
+    assert 3600 * 1000 * DRIFT > 40
+    assert clock.now_ms() == pytest.approx(true_ms + 0.5)
+
+
+def test_readings_together_are_more_precise_than_the_milliseconds_they_carry(pod: Pod, clock: ServerClock) -> None:
+    """One was taken just before the end of a millisecond, the other just after the begin of one."""
+    for into_ms, after_ms in ((0.95, 0), (0.05, 200)):
+        pod.at = 100 + (after_ms + into_ms) / 1000
+        clock.observe(SERVER_MS + after_ms, sent=pod.at - 0.0001, received=pod.at + 0.0001)
+    pod.at = 100.3
+    assert clock.now_ms() == pytest.approx(SERVER_MS + 300, abs=0.02)
 
 
 def test_readings_never_err_by_more_than_half_a_round_trip(pod: Pod, clock: ServerClock) -> None:

@@ -118,7 +118,7 @@ class ShardSweep:
         if self._everything or not (clock.known and self._all.receives_events(self._shard)) or rank == 0:
             return False
         trust_ms, now_ms = TRUST_MS * rank, clock.now_ms()
-        if self.heard_ms < now_ms - trust_ms or self._polled_ms < now_ms - trust_ms:
+        if self.heard_ms <= now_ms - trust_ms or self._polled_ms <= now_ms - trust_ms:
             return False
         self.next_poll_ms = self._polled_ms + trust_ms
         return True
