@@ -3,6 +3,7 @@
 import atexit
 import json
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -118,6 +119,7 @@ def main(
     )
     postgres.prepare()
     atexit.register(postgres.stop)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it stops its servers then too
     chosen = _chosen(dict(zip(NAMES, made, strict=True)), names or NAMES)
     show = _show_json if output is Output.JSON else _show_tables
     show(_measured(chosen, (family,) if family else FAMILIES, runs, seed), runs, seed)
