@@ -119,7 +119,7 @@ class Targets:
         """Raises Retry during a pause."""
         left = target.broken_until - self.clock()
         if left > 0:
-            raise Retry(f"not tried: {name} has not answered recent calls", after=later(left))
+            raise Retry(f"not tried: recent calls to {name} failed", after=later(left))
 
     def _begin(self, name: str, target: Target) -> None:
         """After a pause one call goes; the others are refused for another `pause_seconds`, unless that call gets an

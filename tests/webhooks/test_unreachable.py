@@ -144,7 +144,7 @@ class TestNoAnswer:
             left = await result(processor, asking({"url": gone.url}), state)
             assert isinstance(await result(processor, asking({"url": other.url}), state), Done)
         assert isinstance(left, Retry)
-        assert str(left) == f"not tried: 127.0.0.1:{gone.port} has not answered recent calls"
+        assert str(left) == f"not tried: recent calls to 127.0.0.1:{gone.port} failed"
         assert isinstance(left.after, float)
         assert 50 < left.after <= 66
         assert not left.snooze
