@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from tests.engine.fleet import Calls, Fleet, Held, Pod, until
 from tests.waiting import eventually
 from timers.core.model import Status, Timer
-from timers.engine import leases
+from timers.engine import leases, runner
 from timers.processor import Context
 
 LEASE_MS = 300
@@ -67,6 +67,30 @@ async def test_a_pod_that_froze_starts_the_timers_of_a_claim_answered_meanwhile(
     timer = await fleet.completed("1")
     assert (calls.attempts, timer.attempt, timer.failures) == ([1], 1, 0)
     assert pod.seen.rescues == []
+
+
+async def test_a_pod_that_froze_does_not_say_that_a_cancelled_processor_goes_on(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor had no turn in which it could end."""
+    monkeypatch.setattr(runner, "IGNORED_CANCEL_SECONDS", 0.8 * STANDSTILL_SECONDS)
+
+    async def act(_timer: Timer, _context: Context) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            time.sleep(STANDSTILL_SECONDS)  # noqa: ASYNC251 (the fault)
+            for _turn in range(5):
+                await asyncio.sleep(0)
+
+    calls = Calls(act=act)
+    pod = await fleet.pod(calls, drain_timeout_ms=0)
+    await fleet.client.create("note", "x", delay=0)
+    await until(lambda: len(calls) == 1, "it runs")
+    with capture_logs() as logs:
+        await fleet.drain(pod)
+    assert "processor ignores its cancellation" not in {log["event"] for log in logs}
+    assert (await fleet.client.get("note", "x")).status is Status.SCHEDULED
 
 
 async def test_a_lease_that_is_extended_lets_runs_start_later(fleet: Fleet) -> None:

@@ -1,6 +1,8 @@
 """`rediss://`: all connections of a store are encrypted, including the subscriber's; a server must prove its name."""
 
 import asyncio
+import os
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -58,6 +60,23 @@ async def test_timers_are_armed_run_and_heard_of_over_tls(port: int, certificate
     assert (await finished(store, "b")).id == "b"
     listening.cancel()
     await asyncio.gather(listening, return_exceptions=True)
+    await connections.close()
+
+
+async def test_a_subscription_ends_at_once_at_a_server_that_hangs(port: int, certificates: Path) -> None:
+    """It would not answer the end of TLS, and the wait for that would hide why the subscription ended."""
+    connections = connect(f"rediss://localhost:{port}/5?ssl_ca_certs={certificates / 'ca.crt'}")
+    subscribed = asyncio.Event()
+    listening = asyncio.create_task(listen(parts(connections, 1)[0], lambda *_said: subscribed.set()))
+    await subscribed.wait()
+    server = (await connections.commands.info("server"))["process_id"]
+    os.kill(server, signal.SIGSTOP)
+    try:
+        listening.cancel()
+        (ended,) = await asyncio.gather(listening, return_exceptions=True)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    assert isinstance(ended, asyncio.CancelledError)
     await connections.close()
 
 

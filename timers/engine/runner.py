@@ -364,7 +364,9 @@ class Runner:
         if run.coroutine is None or not _has_begun(run.coroutine):
             self._end(run, _outcome_of_stop(reason))
             return
-        asyncio.get_running_loop().call_later(IGNORED_CANCEL_SECONDS, self._end_without, run)
+        # In two steps, or a pod that freezes now would find the time over when it goes on.
+        later, each = asyncio.get_running_loop().call_later, IGNORED_CANCEL_SECONDS / 2
+        later(each, later, each, self._end_without, run)
 
     def _end_without(self, run: Run) -> None:
         """The processor did not stop: free its slot and its timer. Whatever it still does, it does without the

@@ -295,7 +295,7 @@ async def subscribe(
             except MovedError as error:
                 raise Unavailable(f"another node of the cluster has the shard now: {error}") from error
     finally:
-        await connection.disconnect()
+        await connection.disconnect(nowait=True)  # a hung server would not answer the end of TLS
 
 
 def _answered(reply: list[bytes], take: Take, asked: Callable[[int], None]) -> None:
