@@ -205,11 +205,11 @@ class TimerClient(Timers):
             check_traceparent(traceparent)
         store = await self._open()
         try:
-            refused = await self._declared.refusal(new.prefix, self._visible)
+            refused = await self._declared.refusals([new.prefix], self._visible)
         except Unavailable as away:
-            refused = (await self._refusals_without_redis([new.prefix], away)).get(new.prefix)
-        if refused is not None:
-            raise refused
+            refused = await self._refusals_without_redis([new.prefix], away)
+        if refused:
+            raise refused[new.prefix]
         arming = plan(new, store.clock.now_ms(), traceparent, self._by, self._durability)
         if (level := arming.durability or "fast") != "fast":
             lacks = await self._lacks(level, store.shard_of(arming.prefix, arming.id))

@@ -4,8 +4,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import groupby, islice
+from functools import cached_property, partial
+from itertools import filterfalse, groupby, islice
 from math import inf
 from operator import attrgetter, itemgetter
 from typing import Final, cast
@@ -335,29 +335,20 @@ class Declared:
     async def _read(self) -> Roster:
         return await self._membership.declared(self._roster.last or Roster())
 
-    async def refusals(self, prefixes: Iterable[str], visible: Visible | None = None) -> dict[str, NoProcessor]:
-        """As `refusal`, for several prefixes: an error for each that has one."""
+    async def refusals(self, prefixes: Collection[str], visible: Visible | None = None) -> dict[str, NoProcessor]:
+        """An error for each prefix for which no processor was ever declared; it names only `visible` ones. Reads the
+        declarations again before it returns any. Raises Unavailable."""
         asked_at = time.monotonic()
-        return {p: refused for p in prefixes if (refused := await self.refusal(p, visible, asked_at)) is not None}
-
-    async def refusal(
-        self, prefix: str, visible: Visible | None = None, asked_at: float | None = None
-    ) -> NoProcessor | None:
-        """An error if no processor was ever declared for the prefix; it names only `visible` ones. Reads the
-        declarations again before it returns an error, unless somebody did since `asked_at` (None: now). Raises
-        Unavailable."""
-        asked_at = time.monotonic() if asked_at is None else asked_at
-        if owner(prefix, (await self._roster.known()).declared) is not None:
-            return None
-        return _refusal(prefix, (await self._roster.since(asked_at)).declared, visible)
+        known = (await self._roster.known()).declared if prefixes else ()
+        unknown = [*filterfalse(partial(owner, declared=known), prefixes)]
+        return _refusals(unknown, (await self._roster.since(asked_at)).declared, visible) if unknown else {}
 
     def refusals_without_redis(
         self, prefixes: Iterable[str], others: Iterable[str], visible: Visible | None = None
     ) -> dict[str, NoProcessor]:
         """As `refusals`, by what was last known and `others` that were declared; none if nothing is known."""
         declared = {*(self._roster.last or Roster()).declared, *others}
-        asked = prefixes if declared else ()
-        return {p: refused for p in asked if (refused := _refusal(p, declared, visible)) is not None}
+        return _refusals(prefixes, declared, visible) if declared else {}
 
     async def owner(self, prefix: str) -> str | None:
         """The processor that owns timers of the prefix, as of the last second. Raises Unavailable."""
@@ -368,10 +359,10 @@ class Declared:
         return [prefix for prefix in (await self._roster.known()).declared if prefix.startswith(CALLS)]
 
 
-def _refusal(prefix: str, declared: Collection[str], visible: Visible | None) -> NoProcessor | None:
-    if owner(prefix, declared) is not None:
-        return None
-    callers = [each for each in sorted(declared) if not is_own(each)]
+def _refusals(prefixes: Iterable[str], declared: Collection[str], visible: Visible | None) -> dict[str, NoProcessor]:
+    unknown = [prefix for prefix in prefixes if owner(prefix, declared) is None]
+    callers = [each for each in sorted(declared) if not is_own(each)] if unknown else []
     seen = [each for each in callers if visible is None or visible(each)]
     known = shortened(seen) or ("none of this key's is declared" if callers else "no prefix was ever declared")
-    return NoProcessor(FieldError("prefix", shown(prefix), f"a prefix that a processor serves ({known})"))
+    rule = f"a prefix that a processor serves ({known})"
+    return {prefix: NoProcessor(FieldError("prefix", shown(prefix), rule)) for prefix in unknown}
