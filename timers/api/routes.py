@@ -115,15 +115,14 @@ def _named(fixed: Mapping[str, str], body: Any) -> NewTimer:
     """The timer of a PUT. Its body may repeat what the address says, but not contradict it."""
     if not isinstance(body, dict):
         return NewTimer.parse(body)
-    twice = {name: (body[name], value) for name, value in fixed.items() if name in body}
-    return both(lambda: NewTimer.parse({**body, **fixed}), lambda: _refuse_others(twice))[0]
+    return both(lambda: NewTimer.parse({**body, **fixed}), lambda: _refuse_others(fixed, body))[0]
 
 
-def _refuse_others(pairs: Mapping[str, tuple[object, str]]) -> None:
+def _refuse_others(fixed: Mapping[str, str], body: Mapping[str, object]) -> None:
     rule = "{!r}, or the field left out of a PUT to this address"
-    wrong = [(name, given, value) for name, (given, value) in pairs.items() if given != value]
+    wrong = {name: value for name, value in fixed.items() if body.get(name, value) != value}
     if wrong:
-        raise InvalidInput([FieldError(name, shown(given), rule.format(value)) for name, given, value in wrong])
+        raise InvalidInput([FieldError(name, shown(body[name]), rule.format(value)) for name, value in wrong.items()])
 
 
 def _shown(timer: Timer, *, status: int = 200, located: bool = False) -> web.Response:
