@@ -169,11 +169,6 @@ class Report:
     def add(self, kind: str, result: str) -> None:
         self.by_result.setdefault(f"{kind}s", Counter())[result] += 1
 
-    @property
-    def numbers(self) -> Mapping[str, int]:
-        """By kind: how many lines."""
-        return {kind: found.total() for kind, found in self.by_result.items()}
-
     def rows(self) -> Sequence[tuple[str, str, int]]:
         """What, what became of it, and how many."""
         return [(kind, result, n) for kind, found in self.by_result.items() for result, n in found.items()]
@@ -242,7 +237,7 @@ class Import:
                 "the footer is missing, so the export was cut: what it had is imported, the rest is lost"
             )
         else:
-            numbers = self.report.numbers
+            numbers = {kind: found.total() for kind, found in self.report.by_result.items()}
             lost = [name for name in _COUNTED if numbers.get(name, 0) != self._footer.get(name)]
             if lost and not self.report.bad:
                 self.report.trouble = f"there are other numbers of {', '.join(lost)} than the footer says"
