@@ -359,7 +359,7 @@ class TimerClient(Timers):
         version: int | None = None,
     ) -> Timer:
         """Move the due time: `delay=` or `due_at=`. Raises as `cancel`."""
-        due = _due(delay, due_at)
+        due = {name: value for name, value in (("delay", delay), ("due_at", due_at)) if value is not None}
         if not due:
             raise InvalidInput.of("delay", None, "exactly one of delay and due_at")
         return await self.change(prefix, id, TimerChange.parse(due), version=version)
@@ -414,8 +414,9 @@ class TimerClient(Timers):
         is counted and stops nothing, and those that change meanwhile are left alone. `stop` is asked after each page;
         the same call with the `next_cursor` then continues. A checked BulkAction says all of this by itself."""
         if not isinstance(action, BulkAction):
+            due = {"delay": delay, "due_at": due_at}
             given = {"action": action, "filter": filter, "dry_run": dry_run, "cursor": cursor, "changes": changes}
-            action = BulkAction.parse({**given, **_due(delay, due_at)})
+            action = BulkAction.parse({**given, **due})
         store = await self._open()
         since_ms = await store.now_ms() if action.cursor is None else begun(action.cursor)[0]
         change = action.change_from(since_ms)
@@ -579,11 +580,6 @@ def wished(news: Iterable[Wish]) -> Sequence[Wish]:
         number = len(given) if given is news else f"more than {BATCH_LIMIT}"
         raise InvalidInput.of("timers", f"{number} timers", f"at most {BATCH_LIMIT}")
     return given
-
-
-def _due(delay: Delay | None, due_at: Time | None) -> dict[str, Any]:
-    """The fields that were given."""
-    return {name: value for name, value in (("delay", delay), ("due_at", due_at)) if value is not None}
 
 
 def client_over(
