@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
+from timers.cli import COMMANDS
 from timers.cli.shared import Output, note, progress, run, show
 from timers.client import TimerClient
 from timers.client.copies import give_back, give_facts_back, told
@@ -27,11 +28,7 @@ _NONE: Final = "TIMERS_LEDGER_URL is not set; there is no ledger"
 _COUNTED: Final = ("restored", "kept", "running")
 
 app = typer.Typer()
-db = typer.Typer(
-    name="db",
-    help="The ledger's database: bring its tables up to date, show their state, fill it again, or leave it.",
-    no_args_is_help=True,
-)
+db = typer.Typer(name="db", help=COMMANDS["ledger"]["db"], no_args_is_help=True)
 app.add_typer(db)
 
 

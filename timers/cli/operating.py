@@ -8,7 +8,7 @@ import typer
 from pydantic import SecretStr
 
 from timers.access import KEY_ID, RIGHTS, ApiKey, make_key, read_entries
-from timers.cli import URL_NAME
+from timers.cli import COMMANDS, URL_NAME
 from timers.cli.shared import ExactPrefix, Of, OnlyOf, Output, cell, note, progress, run, show, table
 from timers.client import TimerClient
 from timers.client.actions import Replayed, arm_again, preview
@@ -27,8 +27,8 @@ from timers.store.servers import connect
 from timers.store.store import Store
 
 app = typer.Typer()
-keys = typer.Typer(name="keys", help="Manage API keys.", no_args_is_help=True)
-prefixes = typer.Typer(name="prefixes", help="List the prefixes and who runs them, or forget one.")
+keys = typer.Typer(name="keys", help=COMMANDS["operating"]["keys"], no_args_is_help=True)
+prefixes = typer.Typer(name="prefixes", help=COMMANDS["operating"]["prefixes"])
 app.add_typer(keys)
 app.add_typer(prefixes)
 
