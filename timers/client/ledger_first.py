@@ -76,7 +76,9 @@ class LedgerFirst:
     ) -> list[Reply]:
         """Write the new ones of these timers to the ledger, then arm all. The code `lost` says that Redis lacks a timer
         that the ledger has, because it has just lost it."""
-        sent, written = await self._write(armings)
+        now_ms = round(self._store.clock.now_ms())
+        sent = [_as_written(arming, now_ms) for arming in armings]
+        written = await self._database.do(partial(rows.insert, rows=[self._new_row(a) for a in sent]))
         try:
             sent, before = await self._placed(sent, written)
             replies = await self._quotas.arm(sent, quota, turn)
@@ -121,14 +123,6 @@ class LedgerFirst:
             if _is_made(armings[place], replies[place]) and (place in other or replies[place].code != "replaced"):
                 replies[place] = replies[place]._replace(code="created")
         return {shard: stage.life for shard, stage in reached.items()}
-
-    async def _write(self, armings: Sequence[Arming]) -> tuple[list[Arming], set[Identity]]:
-        """Write the rows of new timers. Returns the armings with absolute due times, and which are new."""
-        now_ms = round(self._store.clock.now_ms())
-        sent = [_as_written(arming, now_ms) for arming in armings]
-        if not sent:
-            return sent, set()
-        return sent, await self._database.do(partial(rows.insert, rows=[self._new_row(a) for a in sent]))
 
     async def _placed(self, armings: Sequence[Arming], written: Collection[Identity]) -> tuple[list[Arming], Lives]:
         """The armings as Redis is to be sent them, and in which lives those that are not new are to be armed. Raises
