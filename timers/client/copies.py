@@ -76,13 +76,9 @@ def row_of(shard: int, prefix: str, timer_id: str, record: bytes) -> Row | None:
         return None
 
 
-def record_of(row: Row) -> bytes:
-    """The record with which a row is given back; empty if somebody has written into the row what none can hold."""
-    return _restored(row).record
-
-
 def restored(found: Iterable[Row]) -> list[Restored]:
-    """What gives these rows back to Redis. `restore` calls what no record can hold unreadable."""
+    """What gives these rows back to Redis. If somebody has written into a row what no record can hold, that is empty,
+    and `restore` calls it unreadable."""
     return [*map(_restored, found)]
 
 

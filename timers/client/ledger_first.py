@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from timers.client.copies import DECLARED, entered, given_back, record_of, row_of_timer
+from timers.client.copies import DECLARED, entered, given_back, restored, row_of_timer
 from timers.client.group_commit import LEDGER
 from timers.core.fields import encode
 from timers.core.model import Status, Timer
@@ -244,7 +244,8 @@ def _unarmed(arming: Arming, row: Row | None, *, is_new: bool) -> Reply | None:
         return Reply("created", made._replace(armed=False, durability=LEDGER))
     if row is None or (arming.if_exists == "replace" and row.status == Status.RUNNING):
         return None
-    there = codec.readable(row.prefix, row.id, record_of(row))
+    (given,) = restored([row])
+    there = codec.readable(row.prefix, row.id, given.record)
     if arming.if_exists == "replace":
         if there is None:  # a later version wrote it
             return None
