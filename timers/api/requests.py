@@ -59,14 +59,11 @@ REQUEST_SECONDS: Final = 10.0
 """From the last byte of the request to the answer. One Redis command may take half of it."""
 
 
-Waiting = Callable[[], frozenset[str]]
-
-
 class Deadlines:
     """The deadlines of an application's requests. They share one timer of the loop, set to the first deadline; that
     request has usually ended by then. An `asyncio.timeout` for each request would cost a twentieth of a create."""
 
-    def __init__(self, seconds: float = REQUEST_SECONDS, ledger: Waiting = frozenset) -> None:
+    def __init__(self, seconds: float = REQUEST_SECONDS, ledger: Callable[[], frozenset[str]] = frozenset) -> None:
         """`ledger` tells the ids of the requests that wait for the ledger."""
         self._seconds, self._ledger = seconds, ledger
         self._running: dict[asyncio.Task[Any], float] = {}
@@ -235,19 +232,15 @@ async def read_bytes(request: web.Request, limit_bytes: int) -> bytes:
     if kept is None:
         if request.content.is_eof() and request.content.exception() is None:
             # A small body comes with the headers. There is nothing to wait for, so this needs no deadline.
-            body = _within(request.content.read_nowait(), limit_bytes)
+            body = request.content.read_nowait()
+            _check_size(len(body), limit_bytes)
             if (take := request.get(_TAKE)) is not None:
                 take(body)
             return body
         with not_counting(request):
             return await _receive(request, limit_bytes)
-    return _within(kept, limit_bytes)
-
-
-def _within(body: bytes, limit_bytes: int) -> bytes:
-    if len(body) > limit_bytes:
-        raise _too_large(limit_bytes)
-    return body
+    _check_size(len(kept), limit_bytes)
+    return kept
 
 
 async def keep_body(request: web.Request, limit_bytes: int) -> None:
@@ -256,15 +249,13 @@ async def keep_body(request: web.Request, limit_bytes: int) -> None:
 
 
 async def _receive(request: web.Request, limit_bytes: int) -> bytes:
-    if (request.content_length or 0) > limit_bytes:
-        raise _too_large(limit_bytes)
+    _check_size(request.content_length or 0, limit_bytes)
     body, take = bytearray(), request.get(_TAKE)
     try:
         async with asyncio.timeout(READ_SECONDS):
             async for chunk in request.content.iter_any():
                 body += chunk
-                if len(body) > limit_bytes:
-                    raise _too_large(limit_bytes)
+                _check_size(len(body), limit_bytes)
                 if take is not None:
                     take(chunk)
     except TimeoutError:
@@ -274,10 +265,10 @@ async def _receive(request: web.Request, limit_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _too_large(limit_bytes: int) -> web.HTTPException:
-    return web.HTTPRequestEntityTooLarge(
-        limit_bytes, text=f"the body is too large; at most {limit_bytes} bytes are accepted"
-    )
+def _check_size(size: int, limit_bytes: int) -> None:
+    if size > limit_bytes:
+        said = f"the body is too large; at most {limit_bytes} bytes are accepted"
+        raise web.HTTPRequestEntityTooLarge(limit_bytes, text=said)
 
 
 def media_type(request: web.Request, types: tuple[str, ...]) -> str:
