@@ -12,12 +12,13 @@ import typer
 from timers.cli.shared import OnlyOf, Output, cell, given_file, note, progress, run, show
 from timers.client import TimerClient, open_redis
 from timers.client.backup import IfExists, Import, Report, export, number_of_timers
-from timers.client.moving import Mover, abort, preview
+from timers.client.moving import Mover, abort, by_prefix
 from timers.core.durations import FromNow, format_time, parse_bound, parse_ms, parse_time
 from timers.core.fields import check_prefixes
 from timers.errors import ConfigurationError, InvalidInput, Moving, Unavailable
 from timers.setting_values import MAX_SHARDS, check_given_url, redacted, without_account
 from timers.settings import load_worker_settings
+from timers.store.moving import counted
 from timers.store.store import Store
 
 app = typer.Typer()
@@ -69,9 +70,8 @@ async def _copy(
         mover = Mover(source, target, places, tell=note, wait_seconds=wait_seconds)
         if dry_run:
             await mover.check()
-            found = await preview(source)
-            number = sum(sum(counts.values()) for counts in found.values())
-            _show({"moved": False, "timers": number, "by_prefix": found}, output)
+            found = await counted(source)
+            _show({"moved": False, "timers": sum(found.values()), "by_prefix": by_prefix(found)}, output)
             return
         try:
             report = await mover.run()

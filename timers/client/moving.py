@@ -306,11 +306,6 @@ async def give_back(store: Store) -> None:
         await identity.stay(armed=False)
 
 
-async def preview(source: Store) -> Mapping[str, Mapping[str, int]]:
-    """How many timers there are to move, by prefix and status."""
-    return by_prefix(await moving.counted(source))
-
-
 def by_prefix(counted: Mapping[str, int]) -> Mapping[str, Mapping[str, int]]:
     """Counts by `<status letter> <prefix>`, by prefix and status."""
     numbers: dict[str, dict[str, int]] = {}
