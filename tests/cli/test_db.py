@@ -15,7 +15,7 @@ from redis import Redis
 from sqlalchemy import make_url, text
 
 from tests import postgres
-from tests.cli.commands import CommandLine, Process
+from tests.cli.commands import CommandLine, Ended, Process
 from tests.cli.test_pods import OURS
 from tests.cli.test_probe_port import WORKER, asked
 from tests.engine.own import OwnServer
@@ -78,6 +78,32 @@ def test_tables_are_made_and_shown(bare: CommandLine, url: str) -> None:
     assert (after.code, after.json["problem"]) == (0, None)
     assert after.json["found"] == after.json["needed"] == "0002"
     assert after.json["shards_behind"] is None, "there is no Redis to ask"
+
+
+@pytest.mark.parametrize("found", [None, "0001"])
+async def test_of_two_upgrades_at_once_the_second_finds_everything_done(start: Start, found: str | None) -> None:
+    """Such as two Jobs. A reader holds both up where each has begun."""
+    url = postgres.new_database()
+    database = Database(url)
+    if found is not None:
+        await database.upgrade()
+    async with database.transaction() as connection:
+        await connection.execute(text("CREATE TABLE IF NOT EXISTS timers_schema (version_num TEXT PRIMARY KEY)"))
+        await connection.execute(text("UPDATE timers_schema SET version_num = :found"), {"found": found})
+    upgrades = list[Process]()
+
+    async def both_wait() -> bool:
+        asked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        assert all(upgrade.alive for upgrade in upgrades)
+        return bool(await database.do(lambda connection: connection.scalar(text(asked)), writes=False) == 2)
+
+    async with database.transaction() as connection:
+        await connection.execute(text("LOCK TABLE timers_schema IN SHARE MODE"))
+        upgrades += [start("db", "upgrade", TIMERS_LEDGER_URL=url) for _ in range(2)]
+        await eventually(both_wait, "both upgrades wait")
+    await database.close()
+    for upgrade in upgrades:
+        assert upgrade.end() == Ended(0, "", "timers: the ledger's tables are of version 0002\n")
 
 
 @pytest.mark.parametrize("command", [["db", "status"], ["ls"], ["create", "test", "a", "--in", "24h"]], ids=" ".join)

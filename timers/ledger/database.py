@@ -62,6 +62,9 @@ _LACKING: Final = text("""
     FROM unnest(CAST(:names AS text[])) name, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) wanted
     WHERE NOT has_table_privilege(name, wanted)
 """)
+_ONE_UPGRADE: Final = text(f"SELECT pg_advisory_xact_lock(hashtext('{VERSION_TABLE}'))")
+"""Waits until no other upgrade is under way. There may be no table yet to lock."""
+
 _ROOM: Final = {"postgresql": 1 << 10, "sqlite": 1 << 16}
 """How large the row is by which to see whether there is room: on SQLite more than any page has left. PostgreSQL keeps
 what is undone until it cleans up."""
@@ -331,6 +334,8 @@ def _revision(connection: Connection) -> str | None:
 
 
 def _upgrade(connection: Connection, *, notify: bool) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(_ONE_UPGRADE)  # a second one finds done what the first has done, and not half of it
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
