@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from timers.client import open_store
 from timers.embedded import EmbeddedServer
 from timers.errors import Unavailable
 from timers.store.codec import taken_apart
-from timers.store.restoring import Restored, restore
+from timers.store.restoring import Record, Restored, read_records, restore
 from timers.store.servers import connect
 from timers.store.store import Store
 
@@ -512,6 +512,45 @@ def test_from_one_into_the_other_through_a_pipe(here: Service, there: Service, m
     assert ended.err == "timers: 4 timers exported\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(ended.out.encode())))
     assert there("import", "-o", "json").json["timers"] == {"restored": 4}
+
+
+def test_an_export_of_a_db_that_was_emptied_meanwhile_fails_and_has_no_footer(
+    here: Service, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the scan had not reached yet is missing, and nothing else says so."""
+    some(here)
+    _meanwhile(redis.flushdb, monkeypatch)
+    ended = here("export")
+    assert (ended.code, ended.err) == (
+        1,
+        "timers: Redis was restarted, lost data or moved shards during the export: repeat it\n",
+    )
+    assert [json.loads(line)["type"] for line in ended.out.splitlines()].count("footer") == 0
+
+
+def test_an_export_during_which_a_shard_gets_its_first_timer_is_whole(
+    there: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there.imported(file_of(timer_line()))
+    other = Redis.from_url(there.url, decode_responses=True)
+    (first,) = other.keys("timers:{*}:epoch")
+    free = next(key for shard in range(5) if (key := f"timers:{{{shard}}}:epoch") != first)
+    _meanwhile(lambda: other.copy(str(first), free), monkeypatch)
+    ended = there("export")
+    assert other.exists(free)
+    assert (ended.code, ended.err) == (0, "timers: 1 timers exported\n")
+    other.close()
+
+
+def _meanwhile(act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do this before the last page of an export is read."""
+
+    async def acting(store: Store, pattern: str) -> AsyncIterator[Sequence[Record]]:
+        async for page in read_records(store, pattern):
+            act()
+            yield page
+
+    monkeypatch.setattr("timers.client.backup.read_records", acting)
 
 
 def test_an_import_says_to_repeat_it_when_redis_goes_away(there: Service, monkeypatch: pytest.MonkeyPatch) -> None:

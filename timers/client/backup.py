@@ -19,11 +19,12 @@ from timers.core.durations import format_time, parse_time
 from timers.core.fields import check_id, check_prefix, covers, decode, encode
 from timers.core.model import IMPORTED, Status
 from timers.core.shapes import HISTORY_LIMIT
-from timers.errors import Refused
+from timers.errors import Refused, Unavailable
 from timers.store import codec, keys
 from timers.store.callers import Callers
 from timers.store.carrying import put_declaration, put_key, put_pause, read_declarations, read_pauses
 from timers.store.codec import RecordParts, taken_apart
+from timers.store.following import Stage, stages
 from timers.store.membership import Declaration
 from timers.store.queries import totals
 from timers.store.restoring import Restored, read_records, restore
@@ -89,6 +90,7 @@ async def export(store: Store, *, prefix: str | None = None, since_ms: int | Non
         "timers": await number_of_timers(store),
     }
     yield ExportPage([encode(header)])
+    before = await stages(store, range(store.shards))
     rest = await _kept_lines(store, wanted)
     yield ExportPage([encode(line) for line in rest])
     numbers, seen = Counter(f"{line['type']}s" for line in rest), 0
@@ -105,8 +107,17 @@ async def export(store: Store, *, prefix: str | None = None, since_ms: int | Non
         seen += len(records)
         numbers.update(timers=len(lines), unreadable=len(unreadable))
         yield ExportPage(lines, seen, numbers["timers"], unreadable)
+    after = await stages(store, range(store.shards))
+    if not all(_is_same(stage, after[shard]) for shard, stage in before.items()):
+        raise Unavailable("Redis was restarted, lost data or moved shards during the export: repeat it")
     footer = {"type": "footer", **{name: numbers[name] for name in (*_COUNTED, "unreadable")}}
     yield ExportPage([encode(footer)], seen, numbers["timers"])
+
+
+def _is_same(before: Stage, after: Stage) -> bool:
+    """Whether a shard still has what it had; a scan would not say what it has missed. Its first timer may have come, or
+    a newer format."""
+    return before.server == after.server and after.carried.startswith(before.carried)
 
 
 async def _kept_lines(store: Store, wanted: str) -> Sequence[Mapping[str, Any]]:
