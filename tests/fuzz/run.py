@@ -5,7 +5,7 @@ import json
 import os
 import string
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -40,10 +40,8 @@ class Ran:
 class _Anything(Declared):
     """A registry that has a processor for every prefix."""
 
-    async def refusal(
-        self, prefix: str, visible: Visible | None = None, asked_at: float | None = None
-    ) -> NoProcessor | None:
-        return None
+    async def refusals(self, prefixes: Collection[str], visible: Visible | None = None) -> dict[str, NoProcessor]:
+        return {}
 
 
 def _processors() -> Sequence[Processor]:

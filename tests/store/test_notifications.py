@@ -234,7 +234,10 @@ async def test_a_connection_without_a_sign_of_life_ends(
             break
         await reader.read()
         writer.close()
+        await writer.wait_closed()
+        over.set()
 
+    over = asyncio.Event()
     async with await asyncio.start_unix_server(black_hole, path):
         connections = connect(f"unix://{path}")
         heard: list[bytes | None] = []
@@ -242,3 +245,4 @@ async def test_a_connection_without_a_sign_of_life_ends(
             await subscribe(connections, [b"quiet"], lambda _, data: heard.append(data))
         assert heard == [None]
         await connections.close()
+        await over.wait()
