@@ -100,7 +100,8 @@ async def _act(client: TimerClient, asked: _Asked) -> dict[int, Result]:
     results: dict[int, Result] = {}
     for start in range(0, len(asked), TOGETHER):
         some = asked[start : start + TOGETHER]
-        found = await (await client._open()).get([(row.prefix, row.id) for _, row, _ in some])
+        store = await client._open()
+        found = await store.get([(row.prefix, row.id) for _, row, _ in some])
         acts = [_act_on(client, timer, row, each) for timer, (_, row, each) in zip(found, some, strict=True)]
         done = await asyncio.gather(*acts)
         results |= {place: result for (place, *_), result in zip(some, done, strict=True)}
