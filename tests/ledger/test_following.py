@@ -23,7 +23,8 @@ from timers.ledger.schema import PURGED, timers
 from timers.processor import Context
 from timers.store import keys
 from timers.store.codec import RecordParts, put_together, readable
-from timers.store.following import LEDGER, Note, notes, stages
+from timers.store.following import LEDGER, Note, Stage, advance, notes, stages
+from timers.store.store import Store
 
 
 async def test_every_kind_of_change_is_copied(sharded: Fleet, database: Database) -> None:
@@ -298,6 +299,29 @@ async def test_a_pod_that_leads_no_shard_lacks_nothing(fleet: Fleet, database: D
         return all(pod.worker.following is not None and pod.worker.following.share == 1.0 for pod in pods)
 
     await eventually(have_all, "both have all")
+
+
+async def test_a_shard_that_another_pod_has_completed_lacks_nothing(
+    fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overtaken = list[bool]()
+
+    async def overtake(store: Store, shard: int, stage: Stage, reached: Stage) -> bool:
+        if not overtaken:
+            await say(store, shard, f"whole {await store.now_ms()}")
+        overtaken.append(not await advance(store, shard, stage, reached))
+        return not overtaken[-1]
+
+    monkeypatch.setattr(following, "advance", overtake)
+    pod = await fleet.pod(Calls(), ledger=database)
+    copying = pod.worker.following
+    assert copying is not None
+
+    async def has_all() -> bool:
+        return bool(overtaken) and copying.share == 1.0
+
+    await eventually(has_all, "it has all")
+    assert overtaken == [True]
 
 
 @pytest.mark.parametrize("stage", ["whole", "check", "copy 32"])

@@ -276,6 +276,7 @@ class Following:
             await self._agree(shard)
             return True
         self._unlike.discard(shard)
+        self._shares.pop(shard, None)  # another pod may have gone the rest of the way
         if stage.life != self._lives.get(shard):
             self._lives[shard] = (await enter(self._store, self._database, shard, follows=True)).life
         failures = self._database.failures
