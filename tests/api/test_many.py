@@ -16,8 +16,13 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api import routes
 from timers.api.requests import BATCH_LIMIT_BYTES
 from timers.api.routes import ACTION_LIMIT, ACTIONS_AT_ONCE
+from timers.client import actions
 from timers.client.actions import EXAMPLES
 from timers.core.model import Status
+from timers.errors import LedgerUnavailable, TimersError, Unavailable
+from timers.store.filters import Filter
+from timers.store.listing import Page, read_page
+from timers.store.store import Store
 
 LINES = "application/x-ndjson"
 
@@ -324,6 +329,25 @@ async def test_an_action_on_many_timers_ends_early_and_continues_with_its_cursor
     due = {timer.due_ms async for timer in api.client.iterate(prefix="test") if timer.id != own.id}
     assert len(due) == 1, "the delay counts from when the action began"
     assert (await api.client.get("test", own.id)).due_ms == own.due_ms, "somebody changed it after the action began"
+
+
+@pytest.mark.parametrize("error", [Unavailable("Redis is not available: cut"), LedgerUnavailable("the ledger is away")])
+async def test_an_action_that_breaks_off_says_how_many_timers_were_done(
+    api: Api, monkeypatch: pytest.MonkeyPatch, error: TimersError
+) -> None:
+    async def only_first(store: Store, wanted: Filter, *, limit: int, cursor: str | None) -> Page:
+        if cursor is not None:
+            raise error
+        return await read_page(store, wanted, limit=limit, cursor=cursor)
+
+    await arm(api, actions.PAGE + 1)
+    monkeypatch.setattr(actions, "read_page", only_first)
+    broken = await act(api, "cancel", filter={"prefix": "test"})
+    assert broken.status == 503
+    done = f"; {actions.PAGE} timers were done before that: repeat it for the others"
+    assert done in broken.body["detail"]
+    assert "look" not in broken.body["detail"]
+    assert await scheduled(api) == 1
 
 
 async def test_an_action_stops_when_its_client_leaves(api: Api) -> None:

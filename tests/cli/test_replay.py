@@ -1,6 +1,7 @@
 """`timers replay`: shows the timers of a window of time, then arms them again in order and at a given pace."""
 
 import asyncio
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -10,13 +11,15 @@ import pytest
 from tests.cli.commands import CommandLine
 from tests.store.acts import an_end, armed, claim, finished, settle
 from tests.waiting import eventually, patient
-from timers.client import TimerClient, open_store
+from timers.client import TimerClient, actions, open_store
+from timers.client.actions import PAGE, Replayed
 from timers.core.decide import decide
 from timers.core.durations import format_time, parse_time
 from timers.core.model import Status, Timer
 from timers.core.outcome import Failed, Missed
 from timers.core.policies import RetryPolicy
 from timers.embedded import EmbeddedServer
+from timers.errors import Unavailable
 from timers.store.servers import connect
 from timers.store.store import Settlement, Store
 
@@ -204,3 +207,15 @@ def test_a_timer_that_was_retried_is_found_by_the_time_when_it_was_due_first(tim
     assert (timer.status, timer.first_due_ms) == (Status.SCHEDULED, timer.due_ms)
     assert timer.last_error is not None
     assert replayed(timers, "--prefix", "mail") == []
+
+
+async def test_a_replay_that_breaks_off_says_how_many_timers_were_armed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def arm(_store: Store, planned: Replayed) -> Replayed:
+        if planned.runs_ms == PAGE:
+            raise Unavailable("cut")
+        return replace(planned, result="armed")
+
+    monkeypatch.setattr(actions, "_arm_again", arm)
+    nothing: Any = None
+    with pytest.raises(Unavailable, match=f"cut; {PAGE} timers were done before that"):
+        await actions.arm_again(nothing, [Replayed(nothing, number) for number in range(PAGE + 1)])

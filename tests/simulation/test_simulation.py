@@ -15,7 +15,7 @@ from tests.simulation.story import shrink, tell
 from tests.simulation.world import each_alone, each_cut, play, simulated
 
 WORLDS = 1000
-"""About 40 seconds of CPU, on as many cores as there are."""
+"""About 25 seconds of CPU, on as many cores as there are."""
 
 USUAL = 100
 """Worlds that notice most mistakes."""

@@ -62,6 +62,7 @@ PENDING_RETRY_AFTER_SECONDS: Final = 60
 
 _CREATES: Final = ("/v1/timers", "/v1/timers/batch")
 _CREATE_AGAIN: Final = "repeat it with PUT, or with an id and if_exists 'keep'"
+_ACTIONS: Final = "/v1/timers/actions"
 
 ERRORS_SHOWN: Final = 20
 """The most entries in `errors[]`. A body can hold thousands of mistakes, and the answer must not be larger than the
@@ -177,7 +178,7 @@ def headers_of(error: TimersError) -> Mapping[str, str]:
 
 def _in_doubt(error: Unavailable, request: web.Request) -> Unavailable:
     """The same error, for a call that may have changed something before Redis went away."""
-    again = "repeat it" if request.method != "POST" else "look before you repeat it"
+    again = "repeat it" if request.method != "POST" or request.path == _ACTIONS else "look before you repeat it"
     again = _CREATE_AGAIN if request.path in _CREATES else again
     known = "nothing was done" if error.nothing_done else f"the call may have taken effect: {again}"
     return type(error)(f"{error}; {known}")

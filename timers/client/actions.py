@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -29,7 +29,7 @@ from timers.core.limits import Rate
 from timers.core.model import Status, Timer
 from timers.core.shapes import Action
 from timers.core.spec import TimerChange, own_due_ms
-from timers.errors import FieldError, InvalidInput, TimersError, Unavailable, shown
+from timers.errors import FieldError, InvalidInput, LedgerUnavailable, TimersError, Unavailable, shown
 from timers.store.filters import Filter
 from timers.store.listing import check_cursor, read_page, read_pages
 from timers.store.store import Store
@@ -207,29 +207,45 @@ async def carry_out(
     store: Store, asked: BulkAction, since_ms: int, *, change: TimerChange | None, act: Act | None, stop: Stop
 ) -> Counts:
     """Act on the chosen timers, or page by page on all that pass, until the end or until told to stop; without `act`
-    only count. It began at `since_ms`. Raises what `act` raises, except `REASONS`."""
+    only count. It began at `since_ms`. Raises what `act` raises, except `REASONS`; if Redis or the ledger is away, the
+    error says how many were done before."""
     counts = Counts()
-    if asked.chosen is not None:
-        found = await store.get([(check_prefix(prefix), check_id(id)) for prefix, id in asked.chosen])
-        for (prefix, id), timer in zip(asked.chosen, found, strict=True):
-            if timer is None:
-                counts.matched += 1
-                counts.refuse(prefix, id, refusal("missing", prefix, id, None))
-        await _act_on([timer for timer in found if timer is not None], act, counts)
-        return counts
-    due_ms = change.due_at if change is not None and asked.action == "reschedule" else None
-    wanted = asked.narrowed.at(since_ms)
-    cursor = None if asked.cursor is None else begun(asked.cursor)[1]
-    while True:
-        page = await read_page(store, wanted, limit=PAGE, cursor=cursor)
-        still = [timer for timer in page.items if timer.updated_ms <= since_ms and timer.due_ms != due_ms]
-        await _act_on(still, act, counts)
-        if page.next_cursor is None:
+    with _telling_how_many(lambda: counts.done):
+        if asked.chosen is not None:
+            await _act_on_chosen(store, asked.chosen, act, counts)
             return counts
-        cursor = page.next_cursor
-        if stop(counts):
-            counts.next_cursor = f"{since_ms}.{cursor}"
-            return counts
+        due_ms = change.due_at if change is not None and asked.action == "reschedule" else None
+        wanted = asked.narrowed.at(since_ms)
+        cursor = None if asked.cursor is None else begun(asked.cursor)[1]
+        while True:
+            page = await read_page(store, wanted, limit=PAGE, cursor=cursor)
+            still = [timer for timer in page.items if timer.updated_ms <= since_ms and timer.due_ms != due_ms]
+            await _act_on(still, act, counts)
+            if page.next_cursor is None:
+                return counts
+            cursor = page.next_cursor
+            if stop(counts):
+                counts.next_cursor = f"{since_ms}.{cursor}"
+                return counts
+
+
+@contextmanager
+def _telling_how_many(done: Callable[[], int]) -> Iterator[None]:
+    try:
+        yield
+    except (Unavailable, LedgerUnavailable) as away:
+        if number := done():
+            away.args = (f"{away}; {number} timers were done before that: repeat it for the others",)
+        raise
+
+
+async def _act_on_chosen(store: Store, chosen: Sequence[tuple[str, str]], act: Act | None, counts: Counts) -> None:
+    found = await store.get([(check_prefix(prefix), check_id(id)) for prefix, id in chosen])
+    for (prefix, id), timer in zip(chosen, found, strict=True):
+        if timer is None:
+            counts.matched += 1
+            counts.refuse(prefix, id, refusal("missing", prefix, id, None))
+    await _act_on([timer for timer in found if timer is not None], act, counts)
 
 
 async def _act_on(timers: Sequence[Timer], act: Act | None, counts: Counts) -> None:
@@ -322,14 +338,15 @@ async def arm_again(
     store: Store, planned: Sequence[Replayed], show: Callable[[int], object] = lambda _done: None
 ) -> list[Replayed]:
     """Arm what `preview` found. Each gets a result: `armed`, or how it has changed since. `show` is called with the
-    number done. Raises Unavailable; timers armed before stay."""
+    number done. Raises Unavailable, which says how many were armed before; they stay."""
     results: list[Replayed] = []
-    for start in range(0, len(planned), PAGE):
-        for result in await _bounded_gather(partial(_arm_again, store), planned[start : start + PAGE]):
-            if isinstance(result, BaseException):
-                raise result
-            results.append(result)
-        show(len(results))
+    with _telling_how_many(lambda: sum(each.result == "armed" for each in results)):
+        for start in range(0, len(planned), PAGE):
+            for result in await _bounded_gather(partial(_arm_again, store), planned[start : start + PAGE]):
+                if isinstance(result, BaseException):
+                    raise result
+                results.append(result)
+            show(len(results))
     return results
 
 
