@@ -22,7 +22,7 @@ from tests.nursery import ROOT
 from tests.waiting import eventually
 from timers.client import open_store
 from timers.embedded import EmbeddedServer
-from timers.errors import Unavailable
+from timers.errors import LedgerUnavailable, TimersError, Unavailable
 from timers.store.codec import taken_apart
 from timers.store.restoring import Record, Restored, read_records, restore
 from timers.store.servers import connect
@@ -553,22 +553,24 @@ def _meanwhile(act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("timers.client.backup.read_records", acting)
 
 
-def test_an_import_says_to_repeat_it_when_redis_goes_away(there: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gone", [Unavailable("Redis is not available: gone"), LedgerUnavailable("the ledger is gone")])
+def test_an_import_says_to_repeat_it_when_redis_or_the_ledger_goes_away(
+    there: Service, monkeypatch: pytest.MonkeyPatch, gone: TimersError
+) -> None:
     calls: list[int] = []
 
     async def second_time_away(store: Store, records: Sequence[Restored], **options: Any) -> list[str]:
         calls.append(len(records))
         if len(calls) == 2:
-            raise Unavailable("Redis is not available: gone")
+            raise gone
         return await restore(store, records, **options)
 
     monkeypatch.setattr("timers.client.backup.restore", second_time_away)
     monkeypatch.setattr("timers.client.backup.BATCH", 2)
     lines = file_of(*(timer_line(f"t{i}") for i in range(5)))
+    said = str(gone)
     refusal = there("import", there.file(lines)).refusal()
-    assert refusal == (
-        "timers: Redis is not available: gone; repeat the import, which continues where this one stopped"
-    )
+    assert refusal == f"timers: {said}; repeat the import, which continues where this one stopped"
     assert there.imported(lines)["timers"] == {"kept": 2, "restored": 3}
 
 

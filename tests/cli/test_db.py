@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from tests.servers import free_port
 from tests.waiting import eventually
 from timers import TimerClient
 from timers.embedded import EmbeddedServer
-from timers.errors import LedgerUnavailable
+from timers.errors import LedgerUnavailable, Unavailable
 from timers.ledger.database import Database
 
 Start = Callable[..., Process]
@@ -314,6 +314,15 @@ async def _upgraded(url: str) -> None:
     database = Database(url)
     await database.upgrade()
     await database.close()
+
+
+def test_a_rebuild_says_to_repeat_it_when_redis_goes_away(filled: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(*_: object, **__: object) -> AsyncIterator[tuple[object, list[str]]]:
+        yield None, ["restored"]
+        raise Unavailable("gone")
+
+    monkeypatch.setattr("timers.cli.ledger.give_back", away)
+    assert filled("rebuild").refusal() == "timers: gone; repeat it, which continues where this one stopped"
 
 
 def test_a_rebuild_gives_back_what_redis_lacks_and_nothing_twice(filled: CommandLine, redis: Redis, url: str) -> None:

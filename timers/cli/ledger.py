@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 
 from timers.cli import COMMANDS
-from timers.cli.shared import Output, note, progress, run, show
+from timers.cli.shared import Output, note, progress, resumable, run, show
 from timers.client import TimerClient
 from timers.client.copies import give_back, give_facts_back, told
 from timers.client.fleet import shortened
@@ -136,7 +136,7 @@ def rebuild(
             await claim_ledger(store, database)
             await give_facts_back(store, database)  # first, so that nothing of a paused prefix starts
         found, done, report = await rows.count(database), 0, []
-        with progress("rebuild", sum(found.values())) as tell:
+        with resumable("repeat it"), progress("rebuild", sum(found.values())) as tell:
             for shard in found:
                 came = Counter[str]()
                 async for _, codes in give_back(store, database, shard, dry_run=dry_run):

@@ -9,13 +9,13 @@ from typing import Annotated, Any, BinaryIO, Final
 
 import typer
 
-from timers.cli.shared import OnlyOf, Output, cell, given_file, note, progress, run, show
+from timers.cli.shared import OnlyOf, Output, cell, given_file, note, progress, resumable, run, show
 from timers.client import TimerClient, open_redis
 from timers.client.backup import IfExists, Import, Report, export, number_of_timers
 from timers.client.moving import Mover, abort, by_prefix
 from timers.core.durations import FromNow, format_time, parse_bound, parse_ms, parse_time
 from timers.core.fields import check_prefixes
-from timers.errors import ConfigurationError, InvalidInput, Moving, Unavailable
+from timers.errors import ConfigurationError, InvalidInput
 from timers.setting_values import MAX_SHARDS, check_given_url, redacted, without_account
 from timers.settings import load_worker_settings
 from timers.store.moving import counted
@@ -26,7 +26,7 @@ app = typer.Typer()
 LINE_LIMIT_BYTES: Final = 16 * 2**20
 """Of a line in an export: more than any record takes."""
 
-_AGAIN = "repeat the command, which continues where this one stopped, or reopen the source with --abort"
+_AGAIN = "reopen the source with --abort, or repeat the command"
 
 
 @app.command("copy")
@@ -73,12 +73,8 @@ async def _copy(
             found = await counted(source)
             _show({"moved": False, "timers": sum(found.values()), "by_prefix": by_prefix(found)}, output)
             return
-        try:
+        with resumable(_AGAIN):
             report = await mover.run()
-        except Moving:
-            raise
-        except Unavailable as error:
-            raise Unavailable(f"{error}; {_AGAIN}") from error
         if report.was_done:
             note(f"the service has moved to {places[1]} already")
             return
@@ -201,10 +197,8 @@ def import_all(
         if at_ms is not None and not dry_run:
             again += f" with --rebase-at {format_time(at_ms)}"
             note(f"if this is interrupted, {again}: with --rebase, what is left would move further")
-        try:
+        with resumable(again):
             return await _take_all(begun, lines)
-        except Unavailable as error:
-            raise Unavailable(f"{error}; {again}, which continues where this one stopped") from error
 
     with given_file("FILE", file) as opened:
         report = run(put)

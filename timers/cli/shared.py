@@ -14,7 +14,7 @@ from timers.client import TimerClient, client_of, open_redis
 from timers.core.fields import OWN_PREFIXES, is_own
 from timers.core.model import Status
 from timers.embedded import reachable_url
-from timers.errors import InvalidInput
+from timers.errors import InvalidInput, LedgerUnavailable, Moving, Unavailable
 from timers.settings import load_worker_settings
 from timers.store.filters import Filter
 from timers.store.listing import read_page
@@ -37,6 +37,19 @@ def run(act: Callable[[TimerClient, Store], Awaitable[T]], **options: str | None
             return await act(client, store)
 
     return asyncio.run(opened())
+
+
+@contextmanager
+def resumable(again: str) -> Iterator[None]:
+    """Say with the error of a server that is away how to go on: to `again`, a command that continues where this one
+    stopped."""
+    try:
+        yield
+    except Moving:
+        raise
+    except (Unavailable, LedgerUnavailable) as error:
+        error.args = (f"{error}; {again}, which continues where this one stopped",)
+        raise
 
 
 Format = Literal["table", "json", "jsonl"]
