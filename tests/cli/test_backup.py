@@ -528,6 +528,18 @@ def test_an_export_of_a_db_that_was_emptied_meanwhile_fails_and_has_no_footer(
     assert [json.loads(line)["type"] for line in ended.out.splitlines()].count("footer") == 0
 
 
+def test_an_export_of_a_replica_that_is_not_in_sync_is_refused(here: Service, redis: Any) -> None:
+    """One that waits for its data said that there are no timers, and a backup of nothing replaced the last one."""
+    some(here)
+    redis.execute_command("REPLICAOF", "127.0.0.1", "1")
+    try:
+        refused = here("export")
+    finally:
+        redis.execute_command("REPLICAOF", "NO", "ONE")
+    assert "is a replica that is not in sync with its master 127.0.0.1:1, and may lack timers" in refused.refusal()
+    assert here("export").err == "timers: 4 timers exported\n"
+
+
 def test_an_export_during_which_a_shard_gets_its_first_timer_is_whole(
     there: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

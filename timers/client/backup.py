@@ -19,7 +19,7 @@ from timers.core.durations import format_time, parse_time
 from timers.core.fields import check_id, check_prefix, covers, decode, encode
 from timers.core.model import IMPORTED, Status
 from timers.core.shapes import HISTORY_LIMIT
-from timers.errors import Refused, Unavailable
+from timers.errors import RedisRights, Refused, Unavailable
 from timers.store import codec, keys
 from timers.store.callers import Callers
 from timers.store.carrying import put_declaration, put_key, put_pause, read_declarations, read_pauses
@@ -28,6 +28,8 @@ from timers.store.following import Stage, stages
 from timers.store.membership import Declaration
 from timers.store.queries import totals
 from timers.store.restoring import Restored, read_records, restore
+from timers.store.scripts import reachable
+from timers.store.servers.connections import Connections
 from timers.store.store import Store
 
 if TYPE_CHECKING:
@@ -77,6 +79,8 @@ async def export(store: Store, *, prefix: str | None = None, since_ms: int | Non
     """The lines of an export: of all timers with their keys, declarations and pauses, or of the prefixes that `prefix`
     stands for, without keys. With `since_ms` only timers that have changed since. Raises Unavailable; then there is no
     footer."""
+    for node in store.connections.nodes:
+        await _check_in_sync(node)
     wanted = "*" if prefix is None else prefix
     header = {
         "type": "header",
@@ -112,6 +116,21 @@ async def export(store: Store, *, prefix: str | None = None, since_ms: int | Non
         raise Unavailable("Redis was restarted, lost data or moved shards during the export: repeat it")
     footer = {"type": "footer", **{name: numbers[name] for name in (*_COUNTED, "unreadable")}}
     yield ExportPage([encode(footer)], seen, numbers["timers"])
+
+
+async def _check_in_sync(node: Connections) -> None:
+    """Raise Unavailable for a replica that has lost its master, or has not yet got its data: it may lack timers."""
+    try:
+        with reachable(alone=True):
+            said: Mapping[str, Any] = await node.commands.info("replication")
+    except RedisRights:
+        return
+    if said.get("master_link_status", "up") != "up":
+        master = f"{said['master_host']}:{said['master_port']}"
+        raise Unavailable(
+            f"{node.address} is a replica that is not in sync with its master {master}, and may lack timers: export "
+            "from the master, or when they are in sync"
+        )
 
 
 def _is_same(before: Stage, after: Stage) -> bool:
