@@ -235,7 +235,8 @@ def _telling_how_many(done: Callable[[], int]) -> Iterator[None]:
         yield
     except (Unavailable, LedgerUnavailable) as away:
         if number := done():
-            away.args = (f"{away}; {number} timers were done before that: repeat it for the others",)
+            were = "timer was" if number == 1 else "timers were"
+            away.args = (f"{away}; {number} {were} done before that: repeat it for the others",)
         raise
 
 
