@@ -37,6 +37,7 @@ def check(
             *(_of_story(story, end_states.get(timer), faults, max_attempts) for timer, story in told.items()),
             *map(punctual.late, told.values()),
             life_rules.one_at_a_time(told, faults),
+            life_rules.within_quota(told),
             _strangers(told, end_states),
             _conservation(told, end_states, counts),
             _disorder(history, complaints),

@@ -113,7 +113,8 @@ async def _live_through(plan: Plan, trouble: Trouble, on: Stage) -> list[str]:
     head_start_s = 1.0 + plan.timers / _ARMED_PER_S
     begin_ms = int((time.time() + head_start_s) * 1000)
     some: dict[str, Any] = {"one_in": 10} if plan.ledger else {}
-    some |= {"bare": not (plan.ledger or trouble.loses), "lease_ms": plan.lease_ms, "once": bool(plan.once)}
+    keeps = not (plan.ledger or trouble.loses)
+    some |= {"bare": keeps, "capped": keeps, "lease_ms": plan.lease_ms, "once": bool(plan.once)}
     workload = Workload.drawn(plan.timers, begin_ms, plan.spread_s, rng, **some)
     changes = workload.changes(on.calls, on.by_http, begin_ms, plan.spread_s, rng)
     moments = trouble.moments(plan.times, plan.spread_s, rng)
@@ -122,7 +123,7 @@ async def _live_through(plan: Plan, trouble: Trouble, on: Stage) -> list[str]:
     async with asyncio.TaskGroup() as group:
         group.create_task(trouble.do(on, moments, rng))
         late = workload.late_changes(on.by_http, begin_ms, plan.spread_s)
-        for at_s, change in (*changes, *workload.bare_keys(on.calls), *late):
+        for at_s, change in (*changes, *workload.bare_keys(on.calls), *workload.capped_creates(on.capped), *late):
             group.create_task(_make(at_s, change))
     return workload.ids
 

@@ -21,11 +21,11 @@ from timers.ledger.database import Database
 from timers.store.servers import connect
 
 _LASTING: Final = re.compile(
-    r"timers:(meta|\{(pods|fired)\}:\w+|canary:.+|\{\d+\}:(token|epoch|mark|hooks|changed|agreed|inbox|outbox|counts|prefixes|bare|paused|blocked|rec:..|finished:.:.+))"
+    r"timers:(meta|\{(pods|fired)\}:\w+|\{access\}:booked|canary:.+|\{\d+\}:(token|epoch|mark|hooks|changed|agreed|inbox|outbox|counts|prefixes|bare|paused|blocked|rec:..|finished:.:.+))"
 )
 """Keys of a shard that may be there while nothing is armed: see the protocol. Due index, leases, triggers may not."""
 
-_PASSING: Final = re.compile(r"timers:(\{limits:.+\}:.+|\{\d+\}:(answered|expiry):.+)")
+_PASSING: Final = re.compile(r"timers:(\{limits:.+\}:.+|\{access\}:bookings|\{\d+\}:(answered|expiry):.+)")
 """Keys that may be there as long as they go by themselves."""
 
 _READ_AT_ONCE: Final = 250

@@ -66,10 +66,12 @@ def _taken_over(chains: Iterable[Sequence[Run]], faults: Faults) -> Iterator[tup
 
 
 def _after_kills_ms(taken_over: Iterable[tuple[Run, Run]], faults: Faults) -> Iterator[float]:
-    """From the kill that ended a run to the next start. Unknown, so left out, if an attempt in between was not seen."""
+    """From the kill that ended a run to the next start. Unknown, so left out, if an attempt in between was not seen;
+    and a run that something else had ended before."""
     for earlier, later in taken_over:
         killed_ns = faults.killed(earlier)
-        if killed_ns is not None and later.start.attempt == earlier.start.attempt + 1:
+        seen = later.start.attempt == earlier.start.attempt + 1
+        if killed_ns is not None and killed_ns < later.start.mono_ns and seen:
             yield round((later.start.mono_ns - killed_ns) / _MS, 1)
 
 

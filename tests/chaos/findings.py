@@ -31,6 +31,7 @@ class Property(StrEnum):
     COPIED = "P15 the ledger agrees"
     KEYS = "P16 one idempotency key for an occurrence"
     ONCE = "P17 effects happen once"
+    QUOTAS = "P18 quotas hold"
 
 
 @dataclass(frozen=True, slots=True)

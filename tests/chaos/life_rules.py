@@ -1,11 +1,12 @@
 """The promises about a timer's life: P1 never lost, P2 never early, P6 cancel means cancel, P9 one run per slot,
-P10 one identity, one timer, P12 the processor meant."""
+P10 one identity, one timer, P12 the processor meant, P18 quotas hold."""
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from operator import itemgetter
 
 from tests.chaos.findings import FINISHED, EndState, Finding, Property
-from tests.chaos.processors import SERIAL
+from tests.chaos.processors import CAP, CAPPED, SERIAL
 from tests.chaos.timeline import FOREVER_NS, SUCCEEDED, Call, Faults, Run, Story
 from tests.chaos.witness import Made, Verb
 
@@ -45,6 +46,23 @@ def one_at_a_time(told: Mapping[str, Story], faults: Faults) -> Iterator[Finding
             yield Finding(Property.SERVED, open_run.start.timer, text, open_run.lines() + run.lines())
         if open_run is None or _ended(run) > _ended(open_run):
             open_run = run
+
+
+def within_quota(told: Mapping[str, Story]) -> Iterator[Finding]:
+    """P18: more timers of callers with a quota were there at once than it allows. Those count that were armed for
+    certain and had not started; what runs counts too, but the witness does not see when the service lets it go."""
+    moments = list[tuple[int, int, Call]]()
+    for name, story in told.items():
+        first_ns = min((_began(run) for run in story.runs), default=FOREVER_NS)
+        armed = [call for call in story.of(Verb.CREATE) if call.ok and call.until_ns < first_ns]
+        if name.startswith(f"{CAPPED}/"):
+            moments += [moment for call in armed for moment in ((call.until_ns, 1, call), (first_ns, -1, call))]
+    waiting = 0
+    for _, more, call in sorted(moments, key=itemgetter(0, 1)):
+        waiting += more
+        if more > 0 and waiting > CAP:
+            text = f"it was armed though {waiting - 1} of its prefix waited, and the quota is {CAP}"
+            yield Finding(Property.QUOTAS, call.invoke.timer, text, call.lines())
 
 
 def _began(run: Run) -> int:

@@ -78,6 +78,7 @@ PLANTS: dict[Property, list[plants.Plant]] = {
         plants.run_without_a_create,
     ],
     Property.KEYS: [key_plants.another_key_after_a_loss, key_plants.key_of_the_occurrence_before],
+    Property.QUOTAS: [plants.armed_beyond_the_quota],
     Property.CONSERVATION: [
         plants.leak_of_a_timer,
         plants.timer_counted_twice,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from tests.chaos.clean import MAX_ATTEMPTS
 from tests.chaos.findings import Completion, Counts
 from tests.chaos.histories import EPOCH_MS, LEASE_MS, Past
+from tests.chaos.processors import CAP, CAPPED
 from tests.chaos.witness import FaultKind, Kind, Made, Outcome, Verb
 
 Plant = Callable[[Past], None]
@@ -15,6 +16,17 @@ TIMER = "chaos/t"
 def done(past: Past, *, at: int = 1_002, pod: str = "a", attempt: int = 1) -> None:
     past.run(TIMER, at, pod=pod, attempt=attempt)
     past.completed(TIMER, at + 6, attempt=attempt)
+
+
+ONE_TOO_MANY = f"{CAPPED}/{CAP}"
+
+
+def armed_beyond_the_quota(past: Past) -> None:
+    for number in range(CAP + 1):
+        timer = f"{CAPPED}/{number}"
+        past.create(timer, number)
+        past.run(timer, 1_002 + number, pod="a")
+        past.completed(timer, 1_020 + number)
 
 
 def lost_without_a_record(past: Past) -> None:

@@ -18,8 +18,12 @@ SERIAL: Final = "chaos-serial"
 """Runs one timer at a time, and not on all pods."""
 ONCE: Final = "chaos-once"
 """Has an effect in SQL (`effects.py`)."""
-PREFIXES: Final = (PREFIX, SERIAL, ONCE)
-_PREFIXES: Final = {"serial-": SERIAL, "once-": ONCE}
+CAPPED: Final = "chaos-capped"
+"""Its callers have a quota."""
+CAP: Final = 5
+"""How many of its timers may be scheduled or run at once."""
+PREFIXES: Final = (PREFIX, SERIAL, ONCE, CAPPED)
+_PREFIXES: Final = {"serial-": SERIAL, "once-": ONCE, "capped-": CAPPED}
 MAX_ATTEMPTS: Final = 5
 RETRY: Final = RetryPolicy(max_attempts=MAX_ATTEMPTS, backoff="fixed", base="200ms")
 
@@ -56,6 +60,12 @@ async def chaos(timer: Timer, context: Context) -> None:
 async def chaos_serial(timer: Timer, context: Context) -> None:
     """See `run`."""
     await run(timer, context, SERIAL)
+
+
+@processor(CAPPED, retry=RETRY)
+async def chaos_capped(timer: Timer, context: Context) -> None:
+    """See `run`."""
+    await run(timer, context, CAPPED)
 
 
 async def run(

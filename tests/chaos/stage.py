@@ -19,7 +19,7 @@ from tests.chaos.hooks import LOOPBACK, Receiver, existing, told
 from tests.chaos.over_http import HttpClient
 from tests.chaos.pods import Pods, until
 from tests.chaos.primaries import Primaries, Sharded, Watched
-from tests.chaos.processors import MAX_ATTEMPTS, PREFIX
+from tests.chaos.processors import CAP, CAPPED, MAX_ATTEMPTS, PREFIX
 from tests.chaos.proxy import Proxy
 from tests.chaos.server import Server
 from tests.chaos.timeline import EVERY_POD
@@ -31,8 +31,12 @@ from timers.client import open_store
 from timers.embedded import Family
 from timers.engine.pod import taken_lease_ms
 from timers.ledger.database import Database
+from timers.store.callers import Quota
 from timers.store.following import behind
 from timers.store.servers import connect
+
+_QUOTA: Final = Quota(CAP, (CAPPED,), most_prefixes=1)
+_CAPPED_CALLERS: Final = 3
 
 _START_TIMEOUT_S: Final = DEADLINE_SECONDS
 
@@ -66,7 +70,8 @@ NOTHING: Final = Needs()
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What a run works with. `redis` connects directly to the server. `by_http` are calls to the pods' API, if they
-    have one. `lines` is the folder with the witness files and the logs of the pods."""
+    have one; `capped` those of callers that share a quota. `lines` is the folder with the witness files and the logs of
+    the pods."""
 
     server: Server | Primaries
     redis: Redis
@@ -75,6 +80,7 @@ class Stage:
     witness: Witness
     calls: Calls
     by_http: Calls
+    capped: Sequence[Calls]
     pods: Pods
     lines: Path
     lease_ms: int
@@ -172,12 +178,14 @@ async def stage(
         client = await ends.enter_async_context(TimerClient(url, ledger=settings.get("TIMERS_LEDGER_URL")))
         plain = connect(patient(url))
         ends.push_async_callback(plain.close)
+        others = [await ends.enter_async_context(TimerClient(url)) for _ in range(_CAPPED_CALLERS)]
         crew = await ends.enter_async_context(Pods(url, redis, lines, settings, gated=needs.gated))
         if needs.past:
             crew.past = unpacked(directory / "past")
         await crew.start(pods, some_narrow=True)
         calls = Calls(client, plain.commands, witness)
         by_http = calls
+        capped = [Calls(other.acting(None, _QUOTA), plain.commands, witness) for other in others]
         if needs.http:
             http = await ends.enter_async_context(HttpClient(lambda: crew.live, random.Random(0)))
             by_http = Calls(http, plain.commands, witness)
@@ -195,6 +203,7 @@ async def stage(
             witness,
             calls,
             by_http,
+            capped,
             crew,
             lines,
             taken_lease_ms(lease_ms),

@@ -1,14 +1,14 @@
 """What the timers of a run do, when they are due, and what the driver changes meanwhile: all follow from the seed."""
 
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from typing import Final
 
 from tests.chaos.calls import BareChange, Calls
-from tests.chaos.processors import MAX_ATTEMPTS, Behaviour
+from tests.chaos.processors import CAP, MAX_ATTEMPTS, Behaviour
 
 Wanted = tuple[str, int, Behaviour]
 """A timer to arm: its id, its due time in epoch ms, what it does."""
@@ -33,18 +33,25 @@ _ENOUGH: Final = 200
 
 _SLOTS: Final = 4
 
+_ROUND_S: Final = 3.0
+"""How often the callers with a quota arm timers, all at once and three times as many as they may have."""
+
+_CAPPED_MS: Final = 1_500
+"""How long these timers wait."""
+
 _NEAR_MS: Final = 20
 """How close to its due time a timer is cancelled or moved at the last moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The timers armed beforehand, those armed during the run, the bare keys (id, ms to live, what becomes of it), and
-    the ids that are changed, some at a time of their own because they are about to be due. Times are seconds from the
-    start."""
+    """The timers armed beforehand, those armed during the run, those that callers with a quota ask for, the bare keys
+    (id, ms to live, what becomes of it), and the ids that are changed, some at a time of their own because they are
+    about to be due. Times are seconds from the start."""
 
     timers: list[Wanted]
     arriving: list[tuple[float, Wanted]]
+    capped: list[tuple[float, Wanted]]
     bare: list[tuple[float, str, int, BareChange]]
     cancelled: list[str]
     moved: list[str]
@@ -62,6 +69,7 @@ class Workload:
         one_in: int = _ONE_IN,
         *,
         bare: bool = True,
+        capped: bool = True,
         once: bool = False,
         lease_ms: int = 4_000,
     ) -> "Workload":
@@ -89,6 +97,7 @@ class Workload:
         return cls(
             timers=[(id_, due[id_], does[id_]) for id_ in early],
             arriving=[_arrival(id_, begin_ms, rng.uniform(0, spread_s), rng) for id_ in late],
+            capped=list(_capped(begin_ms, spread_s)) if capped else [],
             bare=[(rng.uniform(0, spread_s / 2), id_, *_bare(place, rng)) for place, id_ in enumerate(keys) if bare],
             cancelled=rng.sample(early, some),
             moved=rng.sample(early, some),
@@ -100,7 +109,7 @@ class Workload:
     @property
     def ids(self) -> list[str]:
         """The ids of all timers."""
-        armed = [timer[0] for timer in self.timers] + [timer[0] for _, timer in self.arriving]
+        armed = [timer[0] for timer in self.timers] + [timer[0] for _, timer in (*self.arriving, *self.capped)]
         return armed + [id_ for _, id_, *_ in self.bare]
 
     def changes(self, calls: Calls, by_http: Calls, begin_ms: int, within_s: float, rng: random.Random) -> list[Change]:
@@ -129,6 +138,11 @@ class Workload:
             for at_s, id_, life_ms, change in self.bare
         ]
 
+    def capped_creates(self, callers: Sequence[Calls]) -> list[Change]:
+        """The timers that callers with a quota ask for, each in turn."""
+        turns = zip(self.capped, cycle(callers), strict=False)
+        return [(at_s, partial(calls.create, *wanted)) for (at_s, wanted), calls in turns]
+
     def _arrivals(self, either: Iterator[Calls]) -> Iterator[Change]:
         for (at_s, wanted), calls in zip(self.arriving, either, strict=False):
             yield at_s, partial(calls.create_surely, *wanted)
@@ -137,6 +151,12 @@ class Workload:
 def _arrival(timer_id: str, begin_ms: int, at_s: float, rng: random.Random) -> tuple[float, Wanted]:
     due_ms = begin_ms + int(at_s * 1000) + rng.randrange(_ARRIVAL_MS)
     return at_s, (timer_id, due_ms, _behaviour(rng))
+
+
+def _capped(begin_ms: int, spread_s: float) -> Iterator[tuple[float, Wanted]]:
+    for number in range(3 * CAP * max(1, int(spread_s / _ROUND_S))):
+        at_s = number // (3 * CAP) * _ROUND_S
+        yield at_s, (f"capped-{number}", begin_ms + int(at_s * 1000) + _CAPPED_MS, {})
 
 
 def _bare(place: int, rng: random.Random) -> tuple[int, BareChange]:
