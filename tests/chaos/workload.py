@@ -58,6 +58,7 @@ class Workload:
     created_again: list[str]
     late_cancels: list[tuple[float, str]]
     late_moves: list[tuple[float, str]]
+    late_creates: list[tuple[float, str]]
 
     @classmethod
     def drawn(
@@ -75,8 +76,8 @@ class Workload:
     ) -> "Workload":
         """Evenly spread due times. Of `one_in` timers, more in a small run, one is armed during the run, one is a bare
         key, one repeats, one runs alone, with `once` one has an effect in SQL, one is cancelled, one moved, one
-        created a second time, one cancelled and one moved at the last moment; of ten times as many one runs for 0.5 to
-        2 leases."""
+        created a second time, and one each is cancelled, moved and created a second time at the last moment; of ten
+        times as many one runs for 0.5 to 2 leases."""
         some = max(number // one_in, min(number // 20, _ENOUGH), 1)
         ids = [f"t{index}" for index in range(number)]
         ids[3 * some : 4 * some] = [f"serial-{index}" for index in range(3 * some, 4 * some)]
@@ -104,6 +105,7 @@ class Workload:
             created_again=rng.sample(early, some),
             late_cancels=[at_last(id_) for id_ in rng.sample(early, some)],
             late_moves=[at_last(id_) for id_ in rng.sample(early, some)],
+            late_creates=[at_last(id_) for id_ in rng.sample(early, some)],
         )
 
     @property
@@ -126,10 +128,13 @@ class Workload:
         return sorted([*changes, *self._arrivals(either)], key=lambda change: change[0])
 
     def late_changes(self, calls: Calls, begin_ms: int, within_s: float) -> list[Change]:
-        """Cancels and moves at the last moment. None waits for another."""
+        """Cancels, moves and second creates at the last moment. None waits for another."""
         late_ms = begin_ms + int(within_s * 1000)
-        cancels: list[Change] = [(at_s, partial(calls.cancel, id_)) for at_s, id_ in self.late_cancels]
-        return cancels + [(at_s, partial(calls.reschedule, id_, late_ms)) for at_s, id_ in self.late_moves]
+        return [
+            *((at_s, partial(calls.cancel, id_)) for at_s, id_ in self.late_cancels),
+            *((at_s, partial(calls.reschedule, id_, late_ms)) for at_s, id_ in self.late_moves),
+            *((at_s, partial(calls.create, id_, late_ms, {})) for at_s, id_ in self.late_creates),
+        ]
 
     def bare_keys(self, calls: Calls) -> list[Change]:
         """The bare keys to set. Each call lasts as long as its key."""

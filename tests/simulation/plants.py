@@ -1,8 +1,8 @@
 """Owns planted faults: small mistakes in the scripts or in the engine, which the worlds must find."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 from unittest.mock import patch
@@ -22,6 +22,7 @@ from timers.engine.leases import Leases
 from timers.engine.pod import AGAIN_SECONDS
 from timers.engine.runs import Runs
 from timers.engine.sweeper import ShardSweep, Sweeper
+from timers.errors import TimersError
 from timers.processor import Registry
 from timers.store import scripts
 
@@ -65,11 +66,16 @@ _right_execute: Final = ScriptWire.execute_command
 _right_mark_after: Final = Intake.mark_after
 
 
+async def _unheard(asked: Awaitable[object]) -> None:
+    with suppress(TimersError):
+        await asked
+
+
 async def _cancel_later(self: TimerClient, prefix: str, id: str, **given: Any) -> Any:
     timer = await self.get(prefix, id)
     if timer.status is not Status.SCHEDULED or given.get("purge"):
         return await _right_cancel(self, prefix, id, **given)
-    asyncio.get_running_loop().create_task(_right_cancel(self, prefix, id, **given))
+    asyncio.get_running_loop().create_task(_unheard(_right_cancel(self, prefix, id, **given)))
     return timer._replace(status=Status.CANCELLED, version=timer.version + 1)
 
 
@@ -122,7 +128,7 @@ def _mark_unless_failed(self: Intake, shard: int, prefix: str, seconds: float, c
 NO_PLANT: Final = Plant()
 
 PLANTS: Final[Mapping[str, Plant]] = {
-    "settle without the token check": Plant({"if held.token ~= token then return 'fenced' end": ""}, seen_by=6),
+    "settle without the token check": Plant({"if held.token ~= token then return 'fenced' end": ""}, seen_by=20),
     "a second settle counts": Plant({"if held.status ~= 'r' then return 'already' end": ""}, seen_by=31),
     "start after cancel": Plant(
         {
@@ -139,7 +145,7 @@ PLANTS: Final[Mapping[str, Plant]] = {
         seen_by=2,
     ),
     "lease not extended": Plant(engine=((Leases, "_extend", _at_once),), seen_by=1),
-    "lease taken over while it lasts": Plant({"if lease_of(member) then return end": ""}, seen_by=38),
+    "lease taken over while it lasts": Plant({"if lease_of(member) then return end": ""}, seen_by=33),
     "attempt not counted": Plant({"'r', token, r.attempt + 1": "'r', token, r.attempt"}),
     "occurrence lost between run and re-arm": Plant(
         {"    schedule(prefix, id, r.due)\n    if r.failures ~= 0": "    if r.failures ~= 0"}, seen_by=1
@@ -166,7 +172,7 @@ PLANTS: Final[Mapping[str, Plant]] = {
         seen_by=7,
     ),
     "value of another key": Plant(engine=((watch, "UNREAD", None),), seen_by=26),
-    "starts without looking at its lease": Plant(engine=((Runs, "wait_for_lease", _at_once),), seen_by=6),
+    "starts without looking at its lease": Plant(engine=((Runs, "wait_for_lease", _at_once),), seen_by=56),
     "the sweep trusts events": Plant(engine=((ShardSweep, "_mark", _forget),), seen_by=42),
     "orphans are never found": Plant(engine=((ShardSweep, "_find_orphans", _none_found),), seen_by=18),
     "a gap is not swept": Plant(engine=((Sweeper, "sweep_everything", _forget),)),
