@@ -82,10 +82,12 @@ class Call:
 
 @dataclass(slots=True)
 class Key:
-    """A bare key that was set: its deadline (server's ms), and whether its owner set it again or deleted it before the
-    server announced that."""
+    """A bare key that was set: its deadline (server's ms), whether its owner set it again or deleted it before the
+    server announced that, and whether it came too late: after the key before it had been read for the last time, and
+    before that one's timer ran, which then may stand for both."""
 
     deadline_ms: int
+    is_late: bool = False
     is_replaced: bool = False
 
 

@@ -130,7 +130,9 @@ class Oracle:
     def finish(self) -> None:
         """Judge the end: nothing is lost, everybody was answered."""
         for identity, life in self.lives.items():
-            if self.is_calm and len(life.fired) < (ends := sum(not key.is_replaced for key in life.keys)):
+            if self.is_calm and len(life.fired) < (
+                ends := sum(not (key.is_replaced or key.is_late) for key in life.keys)
+            ):
                 self._find("a bare key fires", identity, f"{ends} have expired, {len(life.fired)} fired")
             if life.state is not None and (life.state.status not in FINISHED or life.state.status == "u"):
                 self._find("nothing is lost", identity, f"in the end it is {shown(life.state)}")
@@ -248,9 +250,9 @@ class Oracle:
     def _may(self, actor: Actor, identity: Identity) -> bool:
         return self.may_run(actor.name, identity[0])
 
-    def _excused(self, actor: Actor) -> bool:
-        """Whether trouble of the actor or of the server may have cost it a lease by now."""
-        since = self._now() - self._lease_ms / 1000 - 1.0
+    def _excused(self, actor: Actor, ago_s: float = 0.0) -> bool:
+        """Whether trouble of the actor or of the server may have cost it a lease by now, or so many seconds ago."""
+        since = self._now() - ago_s - self._lease_ms / 1000 - 1.0
         held = since - HOLD_SECONDS  # after an outage pods leave lost leases alone for so long
         of_actor, of_server = self._troubles.get(actor.name, ()), self._troubles.get("server", ())
         return any(until >= since for until in of_actor) or any(until >= held for until in of_server)

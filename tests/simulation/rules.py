@@ -22,7 +22,8 @@ _MAKERS: Final = ("arm", "bare/adopt", "bare/resolve")
 
 class Step(NamedTuple):
     """A script of an actor has changed the record of a life. `may_run` says whether the actor has the prefix's own
-    processor; `excused` whether something may have cost an actor its lease."""
+    processor; `excused` whether something may have cost an actor its lease so many
+    seconds ago."""
 
     script: str
     actor: Actor
@@ -30,7 +31,7 @@ class Step(NamedTuple):
     before: State | None
     after: State | None
     may_run: bool
-    excused: Callable[[Actor], bool]
+    excused: Callable[[Actor, float], bool]
 
 
 def broken_by(step: Step) -> str | None:
@@ -92,9 +93,11 @@ def _claimed(life: Life, before: State, after: State) -> str | None:
 
 
 def _rescued(step: Step, before: State, after: State) -> str | None:
-    if before.status != "r" or step.life.leased_until.get(before.token, 0) > after.at_ms:
+    until_ms = step.life.leased_until.get(before.token, after.at_ms)
+    if before.status != "r" or until_ms > after.at_ms:
         return "a rescue needs a lost lease"
-    return None if step.excused(step.life.takers[before.token]) else "a lease is kept"
+    ago_s = (after.at_ms - until_ms) / 1000  # a limit may have kept everybody from rescuing it sooner
+    return None if step.excused(step.life.takers[before.token], ago_s) else "a lease is kept"
 
 
 def _ended(step: Step, before: State, after: State) -> str | None:

@@ -240,7 +240,8 @@ class _Stage:
         self._asking -= 1
 
     def _do_bare(self, act: Act) -> None:
-        key, keys = ":".join(act.timer).encode(), self.oracle.lives[act.timer].keys
+        life = self.oracle.lives[act.timer]
+        key, keys = ":".join(act.timer).encode(), life.keys
         is_there = self.server.keys.peek(key) is not None
         if keys and (is_there or self.server.keys.now_ms <= keys[-1].deadline_ms):
             keys[-1].is_replaced = True
@@ -249,7 +250,8 @@ class _Stage:
         else:
             px, value = act.given["px"], {"takes": 0, "ends": ["done"], "by": "attempt", "key": len(keys)}
             self.server.keys.run(b"SET", key, json.dumps(value).encode(), b"PX", b"%d" % px)
-            keys.append(Key(self.server.keys.now_ms + px))
+            is_late = life.state is not None and life.state.cause == "bare-due"
+            keys.append(Key(self.server.keys.now_ms + px, is_late))
 
     def _drain(self, kind: str) -> None:
         for pod in [pod for pod in self.pods if pod.kind == kind and not pod.is_dead and pod.worker][:1]:

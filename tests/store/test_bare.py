@@ -405,6 +405,19 @@ async def test_the_expiry_after_one_that_a_read_found_is_due(store: Store, *, al
     assert await bare.announce({A: second}) == {A: "known"}
 
 
+async def test_the_expiry_after_one_that_two_reads_found_is_due(store: Store) -> None:
+    """The faster one had not heard that; the number of the slower one passed for no answer, and the next one for it."""
+    await adopted_and_expired(store)
+    first, known_ms = Heard(await store.now_ms() - 1_000, "", 1), await known(store)
+    assert await resolve(store, "expired") == "due"
+    assert await resolve(store, "expired", known_ms=known_ms, heard=first) == "stale"
+    (timer,) = await claim(store)
+    await settle(store, an_end(timer))
+    bare = BareKeys(store)
+    assert await bare.announce({A: first._replace(number=2)}) == {A: "due"}
+    assert await bare.announce({A: first}) == {A: "known"}
+
+
 async def test_an_old_report_that_led_to_a_read_is_not_what_that_found(store: Store) -> None:
     at_ms = await answered(store, 3)
     await adopted_and_expired(store)

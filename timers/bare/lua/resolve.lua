@@ -53,7 +53,11 @@ end
 -- What a pod found, or `expired/<number>/<since>` if it had heard that expiry.
 local function looked(prefix, id, member, deadline, said, spec)
   local found, number, since = string.match(said, '^([^/]+)/?([^/]*)/?(.*)$')
-  if known_deadline(member) ~= deadline then return 'stale' end
+  if known_deadline(member) ~= deadline then
+    -- Another read was faster, and may have answered this expiry without its number: then the next one would pass for it.
+    if found == 'expired' and since ~= '' then is_news(member, since, number) end
+    return 'stale'
+  end
   local r, raw, newer = read_or_clear(prefix, id, member)
   if newer then return 'newer' end
   if raw and not r then
