@@ -47,9 +47,9 @@ async def known(store: Store) -> int | None:
     return (await inspect(store)).known_ms
 
 
-async def adopt(store: Store) -> str:
+async def adopt(store: Store, *, heard: Heard | None = None) -> str:
     """Adopt the key as it is now; empty if it is gone."""
-    state = await inspect(store)
+    state = (await inspect(store))._replace(heard=heard)
     return "" if state.deadline_ms == GONE else (await BareKeys(store).report("adopted", {A: state}))[A]
 
 
@@ -70,13 +70,13 @@ async def adopted(store: Store) -> Timer:
     return await read(store)
 
 
-async def adopted_and_expired(store: Store) -> None:
-    """A timer whose key was adopted in time and then expired."""
+async def adopted_and_expired(store: Store, *, heard: Heard | None = None) -> None:
+    """A timer whose key was adopted in time, by a pod that had heard an expiry before, and then expired."""
     code, ms = "", 10
     while code != "adopted":
         ms *= 2
         await put(store, ms=ms)
-        code = await adopt(store)
+        code = await adopt(store, heard=heard)
     await key_gone(store, KEY)
 
 
@@ -416,6 +416,22 @@ async def test_the_expiry_after_one_that_two_reads_found_is_due(store: Store) ->
     bare = BareKeys(store)
     assert await bare.announce({A: first._replace(number=2)}) == {A: "due"}
     assert await bare.announce({A: first}) == {A: "known"}
+
+
+async def test_an_answered_report_that_led_to_a_read_is_not_what_that_found(store: Store) -> None:
+    """The pod that had read the key for the last time died before it deleted it, and the key was set again."""
+    await adopted_and_expired(store)
+    first = Heard(await store.now_ms() - 1_000, "", 1)
+    assert await resolve(store, "ending") == "due"
+    (timer,) = await claim(store)
+    await settle(store, an_end(timer))
+    await adopted_and_expired(store, heard=first)
+    assert await resolve(store, "expired", heard=first) == "due"
+    (timer,) = await claim(store)
+    await settle(store, an_end(timer))
+    bare = BareKeys(store)
+    assert await bare.announce({A: first._replace(number=2)}) == {A: "known"}
+    assert await bare.announce({A: first._replace(number=3)}) == {A: "due"}
 
 
 async def test_an_old_report_that_led_to_a_read_is_not_what_that_found(store: Store) -> None:

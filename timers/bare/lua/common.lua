@@ -55,10 +55,11 @@ local function is_news(member, since, number, r)
   return is_later
 end
 
--- A pod found that a key had expired. It may have looked because it heard so; `since` is empty otherwise.
-local function found_expired(member, since, number, r)
+-- A pod found that a key had expired. It may have looked because it heard so; `since` is empty otherwise. If that is answered already,
+-- and yet a timer `waits`, this was a later expiry.
+local function found_expired(member, since, number, r, waits)
   local last, last_number = lock_of(member)
-  if last == since and last_number == number then return end
+  if last == since and last_number == number and not waits then return end
   if since ~= '' and is_news(member, since, number, r) then answered(member, since, number, now_text)
   else answered_unheard(member) end
 end
