@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 
 from tests.engine.fleet import Calls, Fleet, joined
-from tests.ledger.copies import agreed
+from tests.ledger.copies import agreed, whole
 from tests.waiting import eventually
 from timers.engine.following import claim_ledger
 from timers.errors import LedgerUnavailable
@@ -61,6 +61,7 @@ async def test_a_pod_of_the_second_copy_leaves_the_ledger_alone(fleet: Fleet, da
 async def test_a_db_of_another_number_on_the_same_server_is_refused(fleet: Fleet, database: Database) -> None:
     """It was given all timers of the first, and both ran them."""
     pod = await fleet.pod(Calls(), ledger=database)
+    await whole(fleet.store)
     url = fleet.url.replace("db=0", "db=1")
     async with Redis.from_url(url) as redis:
         await redis.flushdb()
