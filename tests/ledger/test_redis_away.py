@@ -18,14 +18,14 @@ from tests.ledger.copies import agreed, in_ledger, say, whole
 from tests.members import declare
 from tests.rights import as_user, grant
 from tests.waiting import DEADLINE_SECONDS, eventually
-from timers.client import Armed, TimerClient, client_over, open_store
+from timers.client import Armed, TimerClient, client_over, copies, open_store
 from timers.client.fleet import Declared
 from timers.core.model import Status
 from timers.core.shapes import IfExists
 from timers.core.spec import NewTimer, TimerChange
 from timers.engine import comparing, following, inbox
 from timers.engine.peers import weight
-from timers.errors import AlreadyExists, NoProcessor, Unavailable
+from timers.errors import AlreadyExists, LedgerUnavailable, NoProcessor, NotFound, Unavailable
 from timers.ledger import facts, rows
 from timers.ledger.database import Database
 from timers.ledger.rows import Identity, Row
@@ -244,7 +244,7 @@ async def test_a_slow_pod_brings_no_removed_timer_back(
     async def away(*_armings: object, **_how: object) -> NoReturn:
         raise Unavailable("cannot reach Redis")
 
-    monkeypatch.setattr(following, "restore", late)
+    monkeypatch.setattr(copies, "restore", late)
     assert client._store is not None
     with monkeypatch.context() as patched:
         patched.setattr(client._store, "arm", away)
@@ -422,6 +422,82 @@ async def test_replaces_of_one_timer_that_come_together_meanwhile_all_count(
 async def payloads_are(client: TimerClient, **wanted: object) -> bool:
     found = await client.batch([NewTimer(prefix="note", id=name, delay="1h", if_exists="keep") for name in wanted])
     return [each.timer.payload for each in found if isinstance(each, Armed)] == list(wanted.values())
+
+
+async def test_a_timer_that_no_pod_has_armed_yet_is_there_for_all_who_ask(
+    own: OwnServer, client: TimerClient, database: Database
+) -> None:
+    """Redis is back, and does not know it. Who was told that it is armed may cancel it."""
+    names = ("read", "cancelled", "purged", "changed", "replaced", "kept", "refused")
+    fleet = await Fleet.over(own.url)
+    pod = await fleet.pod(Calls(), ledger=database)
+    await client.create("note", "before", delay="24h")
+    await whole(fleet.store)
+    await fleet.kill(pod)
+    own.down()
+    client._declared = Declared(fleet.store, fresh_seconds=0)
+    made = {name: await client.create("note", name, delay="24h", payload="away") for name in names}
+    await own.up()
+    read = await client.get("note", "read")
+    assert (read.version, read.created_ms, read.payload) == (1, made["read"].created_ms, "away")
+    assert (await client.cancel("note", "cancelled")).payload == "away"
+    assert (await client.cancel("note", "purged", purge=True)).payload == "away"
+    assert (await client.change("note", "changed", TimerChange(payload="new"))).version == 2
+    assert (await client.create("note", "replaced", delay="24h", if_exists="replace")).version == 2
+    assert (await client.create("note", "kept", delay="48h", if_exists="keep")).payload == "away"
+    with pytest.raises(AlreadyExists):
+        await client.create("note", "refused", delay="48h")
+    await fleet.pod(Calls(), name="b", ledger=database)
+    there = await agreed(database, fleet.store)
+    assert {name: there[f"note:{name}"].created for name in names if name != "purged"} == {
+        name: timer.created_ms for name, timer in made.items() if name != "purged"
+    }
+    assert "note:purged" not in there
+    await fleet.close()
+
+
+async def test_what_redis_lacks_is_not_found_while_the_ledger_is_away(
+    own: OwnServer, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads go on without the ledger."""
+
+    async def away(*_: object, **_how: object) -> NoReturn:
+        raise LedgerUnavailable("the ledger does not answer")
+
+    fleet = await Fleet.over(own.url)
+    await fleet.pod(Calls(), ledger=database)
+    await client.create("note", "before", delay="24h")
+    await whole(fleet.store)
+    monkeypatch.setattr(rows, "waiting", away)
+    with pytest.raises(NotFound):
+        await client.get("note", "nothing")
+    with pytest.raises(LedgerUnavailable):
+        await client.cancel("note", "nothing")
+    await fleet.close()
+
+
+async def test_the_inbox_replaces_a_timer_that_is_not_armed_yet(
+    own: OwnServer, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be faster than what arms the timers that wait."""
+
+    async def not_yet(*_: object) -> None:
+        return None
+
+    fleet = await Fleet.over(own.url)
+    await fleet.pod(Calls(), ledger=database)
+    await client.create("note", "before", delay="24h")
+    await whole(fleet.store)
+    monkeypatch.setattr(following.Following, "_arm_pending", not_yet)
+    own.down()
+    client._declared = Declared(fleet.store, fresh_seconds=0)
+    made = await client.create("note", "one", delay="24h", payload="first")
+    await client.create("note", "one", delay="24h", payload="second", if_exists="replace")
+    await own.up()
+    await eventually(partial(payloads_are, client, one="second"), "the inbox replaces it")
+    timer = await client.get("note", "one")
+    assert (timer.created_ms, [entry.cause for entry in timer.history]) == (made.created_ms, ["replaced", "created"])
+    await fleet.close()
 
 
 async def test_what_comes_after_a_replacement_that_waits_is_done_after_it(

@@ -28,6 +28,7 @@ from timers.store.following import (
     FIRST_SHARD,
     REBUILD,
     RESTORE,
+    Age,
     Stage,
     advance,
     founded,
@@ -35,7 +36,7 @@ from timers.store.following import (
     stages,
 )
 from timers.store.membership import Declaration
-from timers.store.restoring import PAGE_BYTES, Restored, restore, restore_and_read
+from timers.store.restoring import PAGE_BYTES, Restored, cancelled, restore, restore_and_read
 from timers.store.store import FOUNDING_TRIES, KEEPS_CHANGING, Store
 
 _COLUMN_LIMIT: Final = 2**63
@@ -43,6 +44,9 @@ _COLUMN_LIMIT: Final = 2**63
 _FIRST_PAGE: Final = 64
 """Rows of the first page that is given back. The next ones are larger, until they have a thousand rows or come near
 PAGE_BYTES: several are in memory, each in several forms, and a pod may have half a GiB."""
+
+_ARMED_TOGETHER: Final = 64
+"""Timers that are armed in one step: each has up to 64 KiB, and is in memory in several forms."""
 
 _Given = tuple[str, bytes | None]
 """What became of a copy, and the record that Redis holds then."""
@@ -52,6 +56,9 @@ PAUSED: Final = "paused"
 KINDS: Final = (KEY, DECLARED, PAUSED)
 """Of facts: what a db needs besides its timers to go on as before. (Hooks are said again by the pods that ask for
 them.)"""
+
+_THERE: Final = frozenset(("restored", "kept"))
+"""Codes of records that Redis has by now."""
 
 COUNT_SECONDS: Final = 5.0
 """How long the counts for a person who asks may take: of hundreds of millions of rows they take minutes."""
@@ -144,24 +151,60 @@ async def give_back(
 
 async def given_back(store: Store, database: Transacting, identities: Sequence[Identity]) -> Lives:
     """The lives of the shards of these timers. Gives the timers back at once where shards were lost and are still being
-    restored; before the first of a shard, what else the db needs, so that none of a paused prefix starts."""
-    shards = {store.shard_of(*identity) for identity in identities}
-    reached = await entered(store, database, shards) if shards else {}
-    lost = {shard: stage for shard, stage in reached.items() if not stage.is_whole}
-    if any(stage.is_new for stage in lost.values()):
+    restored; before the first of a shard, what else the db needs, so that none of a paused prefix starts. Those that
+    were accepted while Redis was away it arms."""
+    if not identities:
+        return {}
+    reached = await entered(store, database, {store.shard_of(*identity) for identity in identities})
+    waiting = await do(database, partial(rows.waiting, identities=identities), writes=False)
+    if any(stage.is_new for stage in reached.values()):
         await give_facts_back(store, database)
-    for life in {stage.life for stage in lost.values()}:
-        some = [each for each in identities if (at := lost.get(store.shard_of(*each))) and at.life == life]
-        await give(store, database, some, life)
+    for life in {stage.life for stage in reached.values()}:
+        there = [(each, at) for each in identities if (at := reached[store.shard_of(*each)]).life == life]
+        unarmed = [each for each, stage in there if each in waiting and not stage.is_new]
+        lost = [each for each, stage in there if not stage.is_whole and (stage.is_new or each not in waiting)]
+        await arm_waiting(store, database, unarmed, life)
+        await give(store, database, lost, life)
     return {shard: stage.life for shard, stage in reached.items()}
+
+
+async def arm_waiting(
+    store: Store, database: Transacting, identities: Sequence[Identity], life: str
+) -> list[tuple[str, str, int]]:
+    """Arm timers that were accepted while Redis was away, as the ledger has them, in this life of their shards. Returns
+    prefix, id and creation of those that Redis has now."""
+    there = list[tuple[str, str, int]]()
+    for start in range(0, len(identities), _ARMED_TOGETHER):
+        some = identities[start : start + _ARMED_TOGETHER]
+        found = await do(database, partial(rows.find, identities=some), writes=False)
+        became = await restore(store, restored(found.values()), life=life)
+        ages = await do(database, partial(rows.ages, identities=some), writes=False)
+        if gone := {identity: row.age for identity, row in ages.items() if row.gone}:
+            await remove(store, gone)  # removed since it was read here: another pod may have armed it meanwhile
+        pairs = zip(found.values(), became, strict=True)
+        there += [(row.prefix, row.id, row.created) for row, code in pairs if code in _THERE]
+    return there
 
 
 async def give(store: Store, database: Transacting, identities: Collection[Identity], life: str) -> int:
     """Make Redis hold what the ledger has of these timers, in this life of their shards. Returns how many it lacked or
     had older."""
+    if not identities:
+        return 0
     found = await do(database, partial(rows.find, identities=identities), writes=False)
     codes = await restore(store, restored(found.values()), cause=RESTORED, jump=JUMP, life=life)
     return codes.count("restored")
+
+
+async def remove(store: Store, gone: Mapping[Identity, Age]) -> int:
+    """Remove timers that are older than their removal, whose age this is; also one that runs. It is written over first,
+    as cancelled, so that nobody is told of an end that was told before, and a later timer of that name stays."""
+    over = [Restored.of(*identity, cancelled(*age)) for identity, age in gone.items()]
+    codes = await restore(store, over, cause=RESTORED, jump=JUMP)
+    removed = [place for place, code in zip(gone.items(), codes, strict=True) if code == "restored"]
+    for identity, (_, version) in removed:
+        await store.cancel(*identity, version=version + JUMP + 1, purge=True)  # one more for its history
+    return len(removed)
 
 
 async def _page(

@@ -11,17 +11,15 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from timers.client.copies import give, row_of
-from timers.core.model import RESTORED
+from timers.client.copies import give, remove, row_of
 from timers.ledger import facts, rows
 from timers.ledger.database import Database
 from timers.ledger.many import SAVED
 from timers.ledger.rows import RowAge
 from timers.store import following as in_redis
 from timers.store import keys
-from timers.store.codec import JUMP
 from timers.store.following import Age, founded
-from timers.store.restoring import Record, Restored, cancelled, read_records, restore
+from timers.store.restoring import Record, read_records
 from timers.store.store import Identity, Store
 
 Suspects = Mapping[Identity, tuple[RowAge | None, Age | None]]
@@ -69,7 +67,7 @@ async def repair(store: Store, database: Database, shard: int, suspects: Suspect
     older = {i: age for i, (row, age) in sure.items() if age is not None and (row is None or row.age < age)}
     lacking = {i: row for i, (row, _) in sure.items() if row is not None and i not in older}
     kept = [i for i, row in lacking.items() if not row.gone]
-    given = await give(store, database, kept, life) if kept else 0
+    given = await give(store, database, kept, life)
     taken = await remove(store, {i: row.age for i, row in lacking.items() if row.gone})
     await in_redis.note(store, shard, older)
     return Drift(given + taken, len(older))
@@ -146,14 +144,3 @@ async def _newer(database: Database, shard: int, found: Iterable[Record]) -> Sus
     kept = await database.do(partial(rows.ages, identities=there.keys()), writes=False)
     pairs = {identity: (kept.get(identity), age) for identity, age in there.items()}
     return {identity: (row, age) for identity, (row, age) in pairs.items() if row is None or row.age < age}
-
-
-async def remove(store: Store, gone: Mapping[Identity, Age]) -> int:
-    """Remove timers that are older than their removal, whose age this is; also one that runs. It is written over first,
-    as cancelled, so that nobody is told of an end that was told before, and a later timer of that name stays."""
-    over = [Restored.of(*identity, cancelled(*age)) for identity, age in gone.items()]
-    codes = await restore(store, over, cause=RESTORED, jump=JUMP)
-    removed = [place for place, code in zip(gone.items(), codes, strict=True) if code == "restored"]
-    for identity, (_, version) in removed:
-        await store.cancel(*identity, version=version + JUMP + 1, purge=True)  # one more for its history
-    return len(removed)

@@ -6,7 +6,7 @@ has a timer of that name, Redis decides, and the row follows it.
 
 import asyncio
 from collections.abc import Collection, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -218,9 +218,11 @@ class LedgerFirst:
         return [name for kind, name in found if kind == DECLARED]
 
     async def give_back(self, identity: Identity) -> None:
-        """Restore a timer at once if its shard was lost and is still being restored."""
+        """Give a timer that Redis lacks back at once, if the ledger has it. If all is restored, one that waits to be
+        armed may be all that is missing, and a ledger that is away makes nobody wait for that."""
         shard = self._store.shard_of(*identity)
-        if not (await stages(self._store, [shard]))[shard].is_whole:
+        is_whole = (await stages(self._store, [shard]))[shard].is_whole
+        with suppress(LedgerUnavailable) if is_whole else nullcontext():
             await given_back(self._store, self._database, [identity])
 
     def _new_row(self, arming: Arming) -> NewRow:

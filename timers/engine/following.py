@@ -17,8 +17,17 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from timers.client.copies import DECLARED, enter, give_back, give_facts_back, keep_facts, restored, row_of, share
-from timers.client.drift import remove, take_away
+from timers.client.copies import (
+    DECLARED,
+    arm_waiting,
+    enter,
+    give_back,
+    give_facts_back,
+    keep_facts,
+    row_of,
+    share,
+)
+from timers.client.drift import take_away
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.errors import Full, LedgerUnavailable
@@ -49,7 +58,7 @@ from timers.store.following import (
     some_notes,
     stages,
 )
-from timers.store.restoring import read_records, restore
+from timers.store.restoring import read_records
 from timers.store.store import Store
 
 FOLLOW_SECONDS: Final = 0.25
@@ -75,9 +84,6 @@ ROW_BYTES: Final = 256
 REMEMBERED: Final = 10_000
 """Removals of a shard that a pod keeps in mind."""
 
-_ARMED_TOGETHER: Final = 64
-"""Timers of the ledger that are armed in one step: each has up to 64 KiB, and is in memory in several forms."""
-
 FRESH_SECONDS: Final = 0.3
 """How long `follow` leaves the note of a run that has just begun."""
 
@@ -92,9 +98,6 @@ TOMBSTONES_MS: Final = 3_600_000
 
 _GONE: Final = re.compile(rb"(\d{1,15}) (\d{1,15}) gone")
 """The note of a removed timer: its creation and its version."""
-
-_THERE: Final = frozenset(("restored", "kept"))
-"""Codes of records that Redis has by now."""
 
 _log = get_logger("timers.ledger")
 
@@ -240,29 +243,18 @@ class Following:
                 await self._pod.away.reached(shard, self._arm_pending_of(shard))
 
     async def _arm_pending_of(self, shard: int) -> None:
-        stage, arms = await founded(self._store, shard), True
+        stage = await founded(self._store, shard)
         if stage.is_new:
             return  # it lacks more than timers, such as pauses, and gets these with the rest
-        while arms and (some := await self._pending([shard])):
-            arms = False
-            for start in range(0, len(some), _ARMED_TOGETHER):
-                names = [name for _, name in some[start : start + _ARMED_TOGETHER]]
-                arms |= await self._arm(names, stage.life)
+        while some := await self._pending([shard]):
+            there = await arm_waiting(self._store, self._database, [name for _, name in some], stage.life)
+            await self._database.do(partial(execute, statement=rows.ARMED, rows=there))
+            if not there:
+                return
 
     async def _pending(self, shards: Sequence[int]) -> list[tuple[int, Identity]]:
         """Some timers to arm. Those that the Redis user may not arm hold up no others."""
         return await rows.pending(self._database, shards, without=self._store.refusals.waiting)
-
-    async def _arm(self, names: Sequence[Identity], life: str) -> bool:
-        """Arm timers as the ledger has them. Returns whether Redis took any."""
-        found = await self._database.do(partial(rows.find, identities=names), writes=False)
-        became = await restore(self._store, restored(found.values()), life=life)
-        there = [(*row[:2], row.created) for row, code in zip(found.values(), became, strict=True) if code in _THERE]
-        await self._database.do(partial(execute, statement=rows.ARMED, rows=there))
-        ages = await self._database.do(partial(rows.ages, identities=names), writes=False)
-        if gone := {identity: row.age for identity, row in ages.items() if row.gone}:
-            await remove(self._store, gone)  # removed since it was read here: another pod may have armed it meanwhile
-        return bool(there)
 
     async def _follow(self, shard: int) -> bool:
         """Copy what has changed by now. Returns whether there may be more at once: the shard did not agree with the
