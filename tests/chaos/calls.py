@@ -88,6 +88,15 @@ class Calls:
                 return
             await asyncio.sleep(TRY_AGAIN_S)
 
+    async def create_and_cancel(self, timer_id: str, due_ms: int, behaviour: Behaviour) -> None:
+        """Arms one timer as `create_surely`, and cancels it as soon as that is known: the service may still be about to
+        arm it. Repeats the cancel as long as nobody knows whether it took effect."""
+        await self.create_surely(timer_id, due_ms, behaviour)
+        for _ in range(TRIES):
+            if await self.cancel(timer_id):
+                return
+            await asyncio.sleep(TRY_AGAIN_S)
+
     async def set_bare(self, timer_id: str, life_ms: int, behaviour: Behaviour, change: BareChange = "") -> None:
         """Sets a bare key as any client may, and checks shortly before its end whether it was adopted: only then is it
         certain to fire, because a lost event loses a key that no pod has seen. After a third of its life it may be set
@@ -161,10 +170,10 @@ class Calls:
                     return
             await asyncio.sleep(TRY_AGAIN_S)
 
-    async def cancel(self, timer_id: str) -> None:
-        """Cancels a timer if it still can be."""
+    async def cancel(self, timer_id: str) -> bool:
+        """Cancels a timer if it still can be. Returns False if nobody knows whether it took effect."""
         call = self._witness.invoke(Verb.CANCEL, named(timer_id))
-        await self._answered(call, self._client.cancel(prefix_of(timer_id), timer_id))
+        return await self._answered(call, self._client.cancel(prefix_of(timer_id), timer_id))
 
     async def reschedule(self, timer_id: str, due_ms: int) -> None:
         """Moves a timer's due time if it still can be moved."""
@@ -176,15 +185,17 @@ class Calls:
         call = self._witness.invoke(Verb.RETRY, named(timer_id))
         await self._answered(call, self._client.retry(prefix_of(timer_id), timer_id))
 
-    async def _answered(self, call: Event, answer: Awaitable[object]) -> None:
+    async def _answered(self, call: Event, answer: Awaitable[object]) -> bool:
         try:
             await answer
         except Refused as error:
             self._witness.answer(call, Kind.FAIL, type(error).__name__)
         except (Unavailable, LedgerUnavailable) as error:
             self._witness.answer(call, Kind.INFO, type(error).__name__)
+            return False
         else:
             self._witness.answer(call, Kind.OK)
+        return True
 
 
 def _now_ms() -> int:

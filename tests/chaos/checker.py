@@ -48,6 +48,7 @@ def check(
 
 def _of_story(story: Story, end: EndState | None, faults: Faults, max_attempts: int | None) -> Iterator[Finding]:
     yield from life_rules.lost(story, end)
+    yield from life_rules.denied(story)
     yield from life_rules.early(story, end)
     yield from life_rules.served(story)
     yield from life_rules.cancelled(story, end)

@@ -128,7 +128,7 @@ async def _live_through(plan: Plan, trouble: Trouble, on: Stage) -> list[str]:
     return workload.ids
 
 
-async def _make(at_s: float, change: Callable[[], Awaitable[None]]) -> None:
+async def _make(at_s: float, change: Callable[[], Awaitable[object]]) -> None:
     """Make a change at its time. It waits for no other: a call to a pod that hangs takes seconds."""
     await asyncio.sleep(at_s)
     await change()

@@ -9,6 +9,7 @@ from tests.chaos.findings import FINISHED, EndState, Finding, Property
 from tests.chaos.processors import CAP, CAPPED, SERIAL
 from tests.chaos.timeline import FOREVER_NS, SUCCEEDED, Call, Faults, Run, Story
 from tests.chaos.witness import Made, Verb
+from timers.errors import NotFound
 
 
 def lost(story: Story, end: EndState | None) -> Iterator[Finding]:
@@ -23,6 +24,16 @@ def lost(story: Story, end: EndState | None) -> Iterator[Finding]:
         return
     if complaint := _bad_end(story, end):
         yield Finding(Property.LOST, story.timer, complaint, story.lines())
+
+
+def denied(story: Story) -> Iterator[Finding]:
+    """P1: nobody is told that a timer does not exist after its create was answered. A bare key is no timer until a scan
+    finds it."""
+    known = (call.until_ns for call in story.of(Verb.CREATE) if call.ok or call.outcome == Made.EXISTS)
+    created_ns = min(known, default=FOREVER_NS)
+    for call in () if story.is_bare else story.calls:
+        if call.outcome == NotFound.__name__ and call.from_ns > created_ns:
+            yield Finding(Property.LOST, story.timer, "it was not found, though its create was answered", call.lines())
 
 
 def served(story: Story) -> Iterator[Finding]:

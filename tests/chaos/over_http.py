@@ -9,7 +9,7 @@ import aiohttp
 
 from tests.chaos.pods import Pod
 from timers import NewTimer, TimersError
-from timers.errors import AlreadyExists, Refused, Unavailable
+from timers.errors import AlreadyExists, NotFound, Refused, Unavailable
 
 TIMEOUT_S: Final = 15.0
 
@@ -63,7 +63,7 @@ class HttpClient:
         if response.status >= 500:
             raise Unavailable(str(answer))
         if response.status >= 400:
-            raise Refused(str(answer.get("detail")))
+            raise (NotFound if response.status == 404 else Refused)(str(answer.get("detail")))
         return answer
 
 

@@ -9,6 +9,7 @@ PLANTS: dict[Property, list[plants.Plant]] = {
         plants.lost_after_its_pod_was_killed,
         plants.lost_while_scheduled,
         plants.lost_though_its_create_is_known_only_by_its_refusal,
+        plants.not_found_though_created,
         plants.completed_without_a_run,
         plants.failed_without_a_reason,
         plants.cancelled_by_nobody,

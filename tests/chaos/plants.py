@@ -50,6 +50,12 @@ def lost_though_its_create_is_known_only_by_its_refusal(past: Past) -> None:
     past.call(Verb.CREATE, TIMER, 20, answer=Kind.FAIL, outcome=Made.EXISTS)
 
 
+def not_found_though_created(past: Past) -> None:
+    past.create(TIMER)
+    past.call(Verb.CANCEL, TIMER, 20, answer=Kind.FAIL, outcome="NotFound")
+    done(past)
+
+
 def completed_without_a_run(past: Past) -> None:
     past.create(TIMER)
     past.completed(TIMER, 1_010)

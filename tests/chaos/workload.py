@@ -13,7 +13,7 @@ from tests.chaos.processors import CAP, MAX_ATTEMPTS, Behaviour
 Wanted = tuple[str, int, Behaviour]
 """A timer to arm: its id, its due time in epoch ms, what it does."""
 
-Change = tuple[float, Callable[[], Awaitable[None]]]
+Change = tuple[float, Callable[[], Awaitable[object]]]
 """Seconds since the begin, and what the driver does then."""
 
 _ONE_IN: Final = 100
@@ -21,6 +21,9 @@ _ONE_IN: Final = 100
 
 _ARRIVAL_MS: Final = 2_000
 """The longest delay of a timer that is armed during the run."""
+
+_CANCELLED_AT_ONCE: Final = 3
+"""Of so many timers armed during the run, one is cancelled as soon as its create is known."""
 
 _BARE_MS: Final = (3_000, 6_000)
 """How long most bare keys live: mostly long enough to be adopted."""
@@ -118,7 +121,7 @@ class Workload:
         """What the driver does during the run, by time. It arms half of the cancelled timers again a little later. Half
         of all calls go over HTTP."""
         late_ms, either = begin_ms + int(within_s * 1000), cycle((calls, by_http))
-        actions = [
+        actions: list[Callable[[], Awaitable[object]]] = [
             *(partial(one.cancel, id_) for one, id_ in zip(either, self.cancelled, strict=False)),
             *(partial(one.retry, id_) for one, id_ in zip(either, self.cancelled[::2], strict=False)),
             *(partial(one.reschedule, id_, late_ms) for one, id_ in zip(either, self.moved, strict=False)),
@@ -149,8 +152,9 @@ class Workload:
         return [(at_s, partial(calls.create, *wanted)) for (at_s, wanted), calls in turns]
 
     def _arrivals(self, either: Iterator[Calls]) -> Iterator[Change]:
-        for (at_s, wanted), calls in zip(self.arriving, either, strict=False):
-            yield at_s, partial(calls.create_surely, *wanted)
+        for place, ((at_s, wanted), calls) in enumerate(zip(self.arriving, either, strict=False)):
+            create = calls.create_surely if place % _CANCELLED_AT_ONCE else calls.create_and_cancel
+            yield at_s, partial(create, *wanted)
 
 
 def _arrival(timer_id: str, begin_ms: int, at_s: float, rng: random.Random) -> tuple[float, Wanted]:

@@ -23,7 +23,11 @@ _SIZES: Final[dict[str, Size]] = {
     "pauses": ("4000", "3", "12"),
     "hooks": ("1500", "10", "40"),
     "flushalls": ("1500", "3", "10"),
+    "outages": ("1500", "3", "20"),
 }
+
+
+_WITH_LEDGER: Final = frozenset(("flushalls", "outages"))
 
 
 def main(
@@ -74,7 +78,7 @@ def search(fault: Fault, seed: int, *, size: Size | None = None) -> float | None
 
 def _arguments(trouble: str, seed: int, size: Size) -> list[str]:
     timers, times, spread_s = size
-    ledger = ["--ledger", "sqlite"] if trouble == "flushalls" else []
+    ledger = ["--ledger", "sqlite"] if trouble in _WITH_LEDGER else []
     plan = ["--timers", timers, "--times", times, "--spread-s", spread_s, "--drain-s", "60", "--family", "redis"]
     return ["--trouble", trouble, "--seed", str(seed), *plan, *ledger]
 
