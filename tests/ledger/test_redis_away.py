@@ -28,12 +28,12 @@ from timers.engine.peers import weight
 from timers.errors import AlreadyExists, LedgerUnavailable, NoProcessor, NotFound, Unavailable
 from timers.ledger import facts, rows
 from timers.ledger.database import Database
-from timers.ledger.rows import Identity, Row
+from timers.ledger.rows import Identity, NewRow, Row
 from timers.store import refusals, restoring
 from timers.store.callers import Quota, Quotas
 from timers.store.queries import counts
 from timers.store.servers import connect
-from timers.store.store import Store
+from timers.store.store import Arming, Store
 
 HEADERS, KEY = new_key()
 MODES: tuple[IfExists, ...] = ("error", "error", "replace")
@@ -453,6 +453,78 @@ async def test_a_timer_that_no_pod_has_armed_yet_is_there_for_all_who_ask(
         name: timer.created_ms for name, timer in made.items() if name != "purged"
     }
     assert "note:purged" not in there
+    await fleet.close()
+
+
+async def test_a_timer_whose_create_was_never_answered_is_armed_once_it_is_asked_for_again(
+    own: OwnServer, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger has it, and Redis does not. Who keeps it while Redis is away is told that it is there."""
+    monkeypatch.setattr(comparing, "COUNT_SECONDS", 3600.0)  # which would repair it
+    fleet = await Fleet.over(own.url)
+    await fleet.pod(Calls(), ledger=database)
+    before = await client.create("note", "before", delay="24h")
+    await whole(fleet.store)
+    now_ms = round(await fleet.store.now_ms())
+    unheard = NewRow("note", "unheard", 0, now_ms + 86_400_000, now_ms, '{"payload":1}', "")
+    await database.do(partial(rows.insert, rows=[unheard]))
+
+    async def away(*_armings: object, **_how: object) -> NoReturn:
+        raise Unavailable("cannot reach Redis")
+
+    assert client._store is not None
+    monkeypatch.setattr(client._store, "arm", away)
+    kept = await client.create("note", "unheard", delay="48h", payload=2, if_exists="keep")
+    assert (kept.payload, kept.created_ms) == (1, now_ms)
+    there = await agreed(database, fleet.store)
+    assert {name: row.created for name, row in there.items()} == {
+        "note:before": before.created_ms,
+        "note:unheard": now_ms,
+    }
+    await fleet.close()
+
+
+async def test_a_create_in_whose_place_another_has_come_is_not_accepted(
+    own: OwnServer, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod has copied it from Redis while the create waited for an answer: armed later, this one would be dropped."""
+    fleet = await Fleet.over(own.url)
+    await client.create("note", "before", delay="24h")
+    assert client._store is not None
+
+    async def overtaken(armings: Sequence[Arming], *_given: object, **_how: object) -> NoReturn:
+        ((prefix, timer_id, *_),) = armings
+        now_ms = armings[0].created_ms + 1
+        other = Row(prefix, timer_id, 0, "completed", 3, 1, 1, 0, 1, now_ms, now_ms, now_ms, "{}", "", "")
+        await database.do(partial(rows.save, rows=[other]))
+        raise Unavailable("Redis did not answer in time")
+
+    monkeypatch.setattr(client._store, "arm", overtaken)
+    with pytest.raises(AlreadyExists, match="completed"):
+        await client.create("note", "x", delay="24h")
+    kept = await client.create("note", "y", delay="24h", if_exists="keep")
+    assert (kept.status, kept.armed) == (Status.COMPLETED, True)
+    await fleet.close()
+
+
+async def test_a_timer_that_runs_is_kept_as_running_meanwhile(
+    own: OwnServer, client: TimerClient, database: Database
+) -> None:
+    fleet = await Fleet.over(own.url)
+    held = Held()
+    await fleet.pod(held, ledger=database)
+    await client.create("note", "long", delay="0s", payload=1)
+
+    async def follows() -> bool:
+        return (await in_ledger(database))["note:long"].status == Status.RUNNING
+
+    await eventually(follows, "the ledger knows that it runs")
+    own.down()
+    client._declared = Declared(fleet.store, fresh_seconds=0)
+    kept = await client.create("note", "long", delay="48h", if_exists="keep")
+    assert (kept.status, kept.payload, kept.attempt) == (Status.RUNNING, 1, 1)
+    await own.up()
+    held.release.set()
     await fleet.close()
 
 

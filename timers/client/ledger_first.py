@@ -161,13 +161,18 @@ class LedgerFirst:
         self, armings: Sequence[Arming], written: Collection[Identity], away: Unavailable
     ) -> list[Reply]:
         """The replies while Redis is away. Raises `away` if one cannot be decided without it. What replaces a timer
-        waits in the inbox."""
-        new = {a[:2]: a.created_ms for a in armings if a[:2] in written}
-        others = [a[:2] for a in armings if a[:2] not in new]
+        waits in the inbox. A timer that nobody has changed is armed later too, unless Redis has it: the caller who made
+        it may not have heard that it was written, and then nobody has armed it."""
+        names = [a[:2] for a in armings]
 
         async def decide(connection: AsyncConnection) -> list[Reply]:
-            await execute(connection, rows.AWAIT_ARMING, [(*identity, at_ms) for identity, at_ms in new.items()])
-            there, waiting = await rows.find(connection, others), await rows.waiting(connection, others)
+            there, waiting = await rows.find(connection, names), await rows.waiting(connection, names)
+            # Another one may have come in its place meanwhile, which a pod has copied from Redis.
+            new = {
+                a[:2] for a in armings if a[:2] in written and (row := there.get(a[:2])) and row.created == a.created_ms
+            }
+            unchanged = [(*identity, row.created) for identity, row in there.items() if row.version == 1]
+            await execute(connection, rows.AWAIT_ARMING, sorted(unchanged))
             replies = []
             for arming in armings:
                 row = there.get(arming[:2])
@@ -249,9 +254,9 @@ def _unarmed(arming: Arming, row: Row | None, *, is_new: bool) -> Reply | None:
     (given,) = restored([row])
     there = codec.readable(row.prefix, row.id, given.record)
     if arming.if_exists == "replace":
-        if there is None:  # a later version wrote it
-            return None
-        return Reply("replaced", _renewed(there, arming))
+        return None if there is None else Reply("replaced", _renewed(there, arming))  # None: a later version wrote it
+    if there is not None:
+        there = there._replace(status=Status(row.status))  # what runs would be given back as scheduled
     return Reply("kept" if arming.if_exists == "keep" else "exists", there)
 
 
