@@ -8,7 +8,7 @@ import pytest
 from tests.engine.fleet import Fleet
 from tests.ledger.copies import in_ledger
 from tests.ledger.test_inbox import ask, by_hand, left, problems
-from timers.client.copies import enter, entered, given_back
+from timers.client.copies import enter, entered, give, given_back, row_of_timer
 from timers.engine.inbox import Inbox
 from timers.errors import Unavailable
 from timers.ledger.database import Database
@@ -104,6 +104,16 @@ async def test_rows_of_the_inbox_stay_if_redis_loses_data_meanwhile(
         "note:a": "cancelled",
         "note:b": "scheduled",
     }
+
+
+async def test_what_was_removed_before_a_pod_follows_is_not_given_back(fleet: Fleet, database: Database) -> None:
+    """The ledger does not know yet that it was removed, and the row was read before that."""
+    made = await fleet.client.create("note", "a", delay="24h")
+    life = (await enter(fleet.store, database, 0)).life
+    await database.do(partial(save_in, lives={0: life}, changed=[row_of_timer(fleet.store, made)]))
+    assert (await fleet.store.cancel("note", "a", purge=True, life=life)).code == "purged"
+    assert await give(fleet.store, database, [("note", "a")], life) == 0
+    assert await fleet.store.get_one("note", "a") is None
 
 
 def lost_then(fleet: Fleet) -> object:

@@ -111,7 +111,7 @@ class Notes(NamedTuple):
 
 async def notes(store: Store, shard: int, cursor: int, done: Sequence[Note] = (), agreed_ms: int = 0) -> Notes:
     """Take notes away that are `done` and still the same, and read further ones. From the first call on, the shard's
-    scripts note what they change. The first shard remembers the latest `agreed_ms`."""
+    scripts note all that they change. The first shard remembers the latest `agreed_ms`."""
     *before, last = [done[start : start + PAGE] for start in range(0, len(done), PAGE)] or [()]
     for part in before:
         await _follow(store, shard, (cursor, 0), part, 0)

@@ -414,6 +414,7 @@ local function to_change(prefix, id, expected, edit_lock_ms)
   stay()
   local version, its_life = string.match(expected, '^([^@]*)@?(.*)$')
   if its_life ~= '' and its_life ~= life() then return nil, '', 'lost' end
+  if its_life ~= '' then followed, reported = true, true end  -- there is a ledger, though no pod may have begun to follow it here
   local r, _, raw = read(member_of(prefix, id))
   local code
   if not r then code = newer_format(raw) and 'newer' or 'missing'

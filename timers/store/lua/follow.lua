@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- What the ledger does not have yet. Takes away the notes of what it has now, where they are still the same, and answers further
--- ones with the records; before them, how far the shard and the ledger have come to agree. From the first call on, changes are noted.
+-- ones with the records; before them, how far the shard and the ledger have come to agree. From the first call on, all changes are noted.
 -- A run that began within FRESH_US is left for later: most have ended by then, and their start and end are copied as one. So is what
 -- comes after MOST_BYTES of records; whoever has copied those finds it from the start.
 
