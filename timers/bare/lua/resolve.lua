@@ -43,6 +43,7 @@ local function heard(prefix, id, member, number, since, is_repeat)
     leave(prefix, id, r)
   end
   enqueue(prefix, id, now)
+  earliest = now  -- wakes the others: this pod may die before it claims it
   local cause = 'bare-expired ' .. now_text
   local life = r and renew(prefix, r, now, '{}\n', cause) or begin(prefix, tonumber(format), now, '{}\n')
   if not r then note(life, cause) end
