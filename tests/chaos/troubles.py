@@ -8,7 +8,7 @@ from typing import Final
 
 from tests.chaos import faults, server_faults
 from tests.chaos.primaries import HOWS, Primaries, Sharded, Watched
-from tests.chaos.proxy import MOMENTS
+from tests.chaos.proxy import MOMENTS, Moment
 from tests.chaos.stage import NOTHING, Needs, Stage
 from tests.chaos.timeline import EVERY_POD
 from tests.chaos.witness import FaultKind
@@ -61,11 +61,15 @@ async def _kill(on: Stage, rng: random.Random) -> None:
     await on.pods.replace(victim)
 
 
+_MOSTLY_BEFORE: Final[Sequence[Moment]] = ("before", "before", *MOMENTS)
+"""Only then it depends on the outbox whether anybody is told."""
+
+
 async def _unhear(on: Stage, rng: random.Random) -> None:
     """Kill a pod while the receiver of hooks is dead as well: the one that arms a call, before or after that."""
     assert on.receiver is not None
     await on.receiver.die()
-    await _kill_in(on, "arm", rng)
+    await _kill_in(on, "arm", rng, _MOSTLY_BEFORE)
     await on.receiver.live()
 
 
@@ -171,10 +175,10 @@ async def _kill_at_step(on: Stage, rng: random.Random) -> None:
     await _kill_in(on, rng.choice(_STEPS), rng)
 
 
-async def _kill_in(on: Stage, script: str, rng: random.Random) -> None:
+async def _kill_in(on: Stage, script: str, rng: random.Random, moments: Sequence[Moment] = MOMENTS) -> None:
     pods = await on.pods.one_to_spare()
     rng.shuffle(pods)
-    await on.pods.replace(await faults.kill_at(on.witness, pods, script, rng.choice(MOMENTS)))
+    await on.pods.replace(await faults.kill_at(on.witness, pods, script, rng.choice(moments)))
 
 
 async def _cut(on: Stage, _: random.Random) -> None:

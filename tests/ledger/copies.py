@@ -71,17 +71,18 @@ async def in_ledger(database: Database) -> dict[str, Row]:
 
 async def in_redis(store: Store) -> dict[str, Row]:
     """As `in_ledger`, of the records in Redis."""
-    redis, found = store.connections.commands, {}
-    names: list[Any] = sorted(await redis.keys("timers:{*}:rec:*"))
-    async with redis.pipeline(transaction=False) as asked:
-        for name in names:
-            asked.hgetall(name)
-        for name, records in zip(names, await asked.execute(), strict=True):
-            shard = int(name[len(b"timers:{") : name.index(b"}")])
-            for member, record in records.items():
-                row = row_of(shard, *keys.identity_of(member.decode()), record)
-                assert row is not None
-                found[f"{row.prefix}:{row.id}"] = row
+    found = dict[str, Row]()
+    for redis in [node.commands for node in store.connections.nodes]:
+        names: list[Any] = sorted(await redis.keys("timers:{*}:rec:*"))
+        async with redis.pipeline(transaction=False) as asked:
+            for name in names:
+                asked.hgetall(name)
+            for name, records in zip(names, await asked.execute(), strict=True):
+                shard = int(name[len(b"timers:{") : name.index(b"}")])
+                for member, record in records.items():
+                    row = row_of(shard, *keys.identity_of(member.decode()), record)
+                    assert row is not None
+                    found[f"{row.prefix}:{row.id}"] = row
     return found
 
 
