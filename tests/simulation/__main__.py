@@ -29,13 +29,13 @@ class Played(NamedTuple):
     cpu_seconds: float
 
 
-def play_some(seeds: Iterable[int], plant: str = "") -> Played:
+def play_some(seeds: Iterable[int], plant: str = "", ledger: bool = False) -> Played:
     """Play the worlds of some seeds."""
     began, number, failed, faults = time.process_time(), 0, dict[int, list[str]](), Counter[str]()
     planted = PLANTS.get(plant, NO_PLANT)
     with simulated(), planted.planted():
         for seed in seeds:
-            world = play(seed, texts=planted.scripts())
+            world = play(seed, texts=planted.scripts(), ledger=ledger or planted.ledger)
             number += 1
             faults.update(fault.kind for fault in world.faults)
             if world.findings:
@@ -43,11 +43,11 @@ def play_some(seeds: Iterable[int], plant: str = "") -> Played:
     return Played(number, failed, faults, time.process_time() - began)
 
 
-def story_of(seed: int, plant: str = "") -> Iterator[str]:
+def story_of(seed: int, plant: str = "", *, ledger: bool = False) -> Iterator[str]:
     """The story of a seed: shrunk if the world fails, else as it is."""
     planted = PLANTS.get(plant, NO_PLANT)
     with simulated(), planted.planted():
-        world = play(seed, texts=planted.scripts())
+        world = play(seed, texts=planted.scripts(), ledger=ledger or planted.ledger)
         yield from tell(shrink(world, planted.scripts()) if world.findings else world)
 
 
@@ -59,26 +59,27 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, help="play one world and tell its story")
     parser.add_argument("--plant", default="", choices=["", *PLANTS], metavar="NAME", help="with this planted fault")
     parser.add_argument("--plants", action="store_true", help="with each planted fault in turn")
+    parser.add_argument("--ledger", action="store_true", help="the worlds of these seeds that have a ledger")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     given = parser.parse_args(arguments)
     if given.seed is not None:
-        for line in story_of(given.seed, given.plant):
+        for line in story_of(given.seed, given.plant, ledger=given.ledger):
             print(line)
         return 0
     seeds = range(given.first, given.first + given.seeds)
     if given.plants:
         return score(seeds, given.jobs)
-    return report(seeds, given.jobs, given.plant)
+    return report(seeds, given.jobs, given.plant, ledger=given.ledger)
 
 
-def report(seeds: range, jobs: int, plant: str) -> int:
+def report(seeds: range, jobs: int, plant: str, *, ledger: bool) -> int:
     """Play all seeds and print what was found."""
     began, worlds, cpu_seconds, failed, faults = time.monotonic(), 0, 0.0, dict[int, list[str]](), Counter[str]()
-    for played in _in_chunks(seeds, jobs, plant):
+    for played in _in_chunks(seeds, jobs, plant, ledger=ledger):
         worlds, cpu_seconds = worlds + played.worlds, cpu_seconds + played.cpu_seconds
         faults += played.faults
         for seed, rules in played.failed.items():
-            print(f"seed {seed} breaks: {', '.join(rules)}; see --seed {seed}", flush=True)
+            print(f"seed {seed} breaks: {', '.join(rules)}; see --seed {seed}{' --ledger' * ledger}", flush=True)
         failed |= played.failed
         if sys.stderr.isatty():
             print(f"\r{worlds:,} of {len(seeds):,}", end="", file=sys.stderr)
@@ -106,14 +107,14 @@ def score(seeds: range, jobs: int) -> int:
     return int(bool(missed))
 
 
-def _in_chunks(seeds: range, jobs: int, plant: str) -> Iterator[Played]:
+def _in_chunks(seeds: range, jobs: int, plant: str, *, ledger: bool) -> Iterator[Played]:
     chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
     if jobs == 1:
-        yield from (play_some(chunk, plant) for chunk in chunks)
+        yield from (play_some(chunk, plant, ledger) for chunk in chunks)
         return
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(ProcessPoolExecutor(jobs))
-        yield from pool.map(play_some, chunks, [plant] * len(chunks))
+        yield from pool.map(play_some, chunks, [plant] * len(chunks), [ledger] * len(chunks))
 
 
 if __name__ == "__main__":

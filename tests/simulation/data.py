@@ -99,6 +99,8 @@ class Keys:
         self._values: dict[bytes, Any] = {}
         self.ends: dict[bytes, int] = {}
         """By key with a TTL: the ms in which it ends."""
+        self.process, self.uptime_seconds = "simulated", 100
+        """What tells this server's process from others, and how long it has run."""
         self._entries = 0
         self._commands: dict[bytes, Callable[..., Reply]] = {
             name.removeprefix("do_").upper().replace("_", " ").encode(): getattr(self, name)
@@ -159,7 +161,8 @@ class Keys:
         return [b"%d" % seconds, b"%d" % micros]
 
     def do_info(self, *_sections: bytes) -> Reply:
-        return b"# Server\r\nrun_id:simulated\r\nuptime_in_seconds:100\r\n"
+        said = f"# Server\r\nrun_id:{self.process}\r\nuptime_in_seconds:{self.uptime_seconds}\r\n"
+        return said.encode()
 
     def do_config_get(self, *_names: bytes) -> Reply:
         return [b"notify-keyspace-events", b"xE"]

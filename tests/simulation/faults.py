@@ -13,11 +13,13 @@ from typing import Final
 EVENT: Final = "event"
 """The name of what a subscriber hears; each message has a moment of its own."""
 
+BEGIN, COMMIT = "sql begin", "sql commit"
+"""The moments of a transaction of the ledger; of one that only reads the first."""
 
 _TELLING: Final = frozenset(
     (
         *("arm", "cancel", "reschedule", "rearm", "claim", "settle", "extend", "rescue"),
-        *("reserve", "release", "keep", "bare/adopt", "bare/resolve", "take"),
+        *("reserve", "release", "keep", "bare/adopt", "bare/resolve", "take", "restore", "agree", COMMIT),
     )
 )
 """Calls on which timers depend. They fail ten times as often as the others, which are three times as many."""
@@ -36,7 +38,7 @@ class Fault:
     @property
     def costs_leases(self) -> bool:
         """Whether a pod may lose a lease or a permit by it. A connection that breaks takes every call on it along."""
-        return self.call != EVENT
+        return self.call != EVENT and (self.call not in (BEGIN, COMMIT) or self.kind == FREEZES)
 
     def __str__(self) -> str:
         took = f" by {self.seconds:.3f} s" if self.seconds else ""

@@ -2,17 +2,29 @@
 
 Every command is seen as the server executes it, so the whole history of each record is known, and who changed it."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha1
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tests.simulation.data import Hash, Keys, Reply
+from tests.simulation.ledger import Row
 from tests.simulation.lives import FINISHED, Call, Life, Run, State, letter_of, shown
 from tests.simulation.loop import Actor
 from tests.simulation.rules import MAX_ATTEMPTS, WRITERS, Step, broken_by
 from timers.core.model import Status, Timer
 from timers.engine.intake import HOLD_SECONDS
-from timers.errors import AlreadyExists, NotFound, NotScheduled, Refused, Running, Unavailable
+from timers.errors import (
+    AlreadyExists,
+    LedgerUnavailable,
+    NoProcessor,
+    NotFound,
+    NotScheduled,
+    Refused,
+    Running,
+    Unavailable,
+)
 from timers.store.store import Identity
 
 if TYPE_CHECKING:
@@ -24,9 +36,23 @@ CALM_SECONDS: Final = 0.3
 QUIET_MS: Final = 1000
 """How long after its deadline a bare key may take to start its timer."""
 
+LEDGER: Final = "the ledger"
+"""Who has made a timer that was accepted while the server was away."""
+
 CHANGE: Final = "change"
 RUN: Final = "run"
 """What is noted: a script changed a record, and a processor's start or end."""
+
+
+_WORDS: Final = {
+    "s": "scheduled",
+    "w": "scheduled",
+    "r": "running",
+    "c": "completed",
+    "f": "failed",
+    "u": "unhandled",
+    "x": "cancelled",
+}
 
 
 class Finding(NamedTuple):
@@ -35,6 +61,19 @@ class Finding(NamedTuple):
     rule: str
     timer: str
     said: str
+
+
+class Promise(NamedTuple):
+    """Since when (the loop's seconds) the ledger has accepted a timer, created then (server's ms) or later, with a due
+    time; None if it may be another, because somebody else has made one of that name."""
+
+    at: float
+    earliest_ms: int
+    latest_ms: float
+    due_ms: int | None
+
+    def is_kept_by(self, state: State) -> bool:
+        return self.earliest_ms <= state.created <= self.latest_ms and self.due_ms in (None, state.due)
 
 
 class Oracle:
@@ -51,6 +90,11 @@ class Oracle:
         self._places: list[tuple[Identity, Life, bytes, bytes]] = []
         self.calls: list[Call] = []
         self.findings: list[Finding] = []
+        self.has_ledger = False
+        self.promises: dict[Identity, list[Promise]] = {}
+        """What the ledger has accepted."""
+        self.rows = Counter[Identity]()
+        """How many rows of the inbox may make a timer."""
         self.is_calm = True
         """Whether nothing has gone wrong yet."""
         self._troubles: dict[str, list[float]] = {}
@@ -118,12 +162,31 @@ class Oracle:
         elif isinstance(heard, AlreadyExists) and between[0] is None and self._made_it(call, life, between):
             fits = False
         elif isinstance(heard, Refused):
-            fits = any(_explains(heard, call, state) for state in between)
+            fits = self._refused(call, heard, life, between)
         else:
-            fits = isinstance(heard, Unavailable)
+            fits = isinstance(heard, Unavailable | LedgerUnavailable)
         if not fits:
             said = f"{call.verb} was answered {heard!s:.150}; it was {', '.join(map(shown, between))}"
             self._find("answers are true", call.timer, said)
+
+    def _refused(self, call: Call, heard: Refused, life: Life, between: list[State | None]) -> bool:
+        if isinstance(heard, NotFound) and call.verb != "get" and self._waits(call, life):
+            return False  # a read goes on without the ledger
+        if isinstance(heard, AlreadyExists) and self.has_ledger and self._rivals(call):
+            return True  # the ledger has another one that is not armed yet
+        if isinstance(heard, NoProcessor) and self.has_ledger:
+            return True  # the ledger learns of a prefix seconds after the server, which is away
+        return any(_explains(heard, call, state) for state in between)
+
+    def _waits(self, call: Call, life: Life) -> bool:
+        """Whether somebody had been told, when the call began, that the timer is there, and it is not yet."""
+        before = [state for state in life.states if state is not None]
+        told = (each for each in self.promises.get(call.timer, ()) if each.at <= call.began)
+        return any(not any(map(each.is_kept_by, before)) for each in told)
+
+    def written(self, identity: Identity, due_ms: int) -> None:
+        """An application has committed a row that makes a timer."""
+        self.promises.setdefault(identity, []).append(Promise(self._now(), 0, inf, due_ms))
 
     # The verdict.
 
@@ -136,18 +199,46 @@ class Oracle:
                 self._find("a bare key fires", identity, f"{ends} have expired, {len(life.fired)} fired")
             if life.state is not None and (life.state.status not in FINISHED or life.state.status == "u"):
                 self._find("nothing is lost", identity, f"in the end it is {shown(life.state)}")
+        for identity, promise in self._unarmed():
+            self._find("what is accepted is armed", identity, f"due {promise.due_ms}")
         for call in self.calls:
             if call.ended is None:
                 self._find("callers are answered", call.timer, f"{call.verb} of {call.actor} was never answered")
 
+    def _unarmed(self) -> Iterator[tuple[Identity, Promise]]:
+        """What callers were told is accepted, and the server has not got yet."""
+        for identity, told in self.promises.items():
+            there = [state for state in self.lives[identity].states if state is not None]
+            yield from ((identity, each) for each in told if not any(map(each.is_kept_by, there)))
+
     @property
     def is_quiet(self) -> bool:
         """Whether every timer has ended."""
+        if any(self._unarmed()):
+            return False
         return all(
             (life.state is None or life.state.status in FINISHED)
             and max((key.deadline_ms for key in life.keys), default=0) < self._keys.now_ms - QUIET_MS
             for life in self.lives.values()
         )
+
+    def unlike(self, rows: Mapping[Identity, Row], waiting: int) -> list[Finding]:
+        """What the ledger has otherwise than the server. `waiting` are rows of its inbox."""
+        wrong = [Finding("the ledger agrees", "", f"{waiting} rows wait in the inbox")] if waiting else []
+        for identity, life in self.lives.items():
+            state, row = life.state, rows.get(identity)
+            there = None if state is None else (_WORDS[state.status], state.created, state.version, 0)
+            is_known = _came_back(life) if row is None else self._is_unheard(identity, row)
+            if row != there and not is_known:
+                said = f"the ledger has {row}, the server {shown(state)}"
+                wrong.append(Finding("the ledger agrees", ":".join(identity), said))
+        return wrong
+
+    def _is_unheard(self, identity: Identity, row: Row) -> bool:
+        """Whether a row may be all that is left of a create whose caller was not answered, also of one that the server
+        has refused. Pods look for such rows every minute."""
+        unheard = (call for call in self.calls if isinstance(call.heard, LedgerUnavailable) and call.verb == "create")
+        return row.version == 1 and identity in {call.timer for call in unheard}
 
     def _changed(self, identity: Identity, step: Step) -> None:
         life, before, after = step.life, step.before, step.after
@@ -156,10 +247,14 @@ class Oracle:
         self._note(step.actor.name, CHANGE, step.script, identity, before, after)
         if (wrong := broken_by(step)) is not None:
             self._find(wrong, identity, f"{step.script} of {step.actor.name} made {shown(before)} into {shown(after)}")
+        if step.script == "arm" and step.actor.name not in {call.actor for call in self.calls}:
+            self.rows[identity] -= 1
+            if self.rows[identity] < 0:
+                self._find("a row is carried out once", identity, f"{step.actor.name} made {shown(after)}")
         if after is None:
             return
-        if before is None:
-            life.makers[after.created] = step.actor.name
+        if before is None or after.created != before.created:
+            life.makers[after.created] = LEDGER if step.script == "restore" else step.actor.name
         known = before.version if before is not None and before.created == after.created else 0
         life.unseen.update((after.created, version) for version in range(known + 1, after.version))
         life.newest_token = max(life.newest_token, after.token)
@@ -233,19 +328,38 @@ class Oracle:
             return False
         if (heard.created_ms, heard.version) in life.unseen:
             return True
+        is_kept = self.has_ledger and call.given.get("if_exists") == "keep"
+        if not heard.armed:
+            self._promise(call, heard, is_kept=is_kept)
+            return self.has_ledger and call.verb == "create"
         said = (heard.created_ms, heard.version, letter_of(heard.status), heard.due_ms)
-        return any(
-            said == (state.created, state.version, state.status.replace("w", "s"), state.due)
-            for state in between
-            if state is not None
-        )
+        if any(said == _as_told(state) for state in between if state is not None):
+            return True
+        # While the server is away it is as the ledger has it, which follows, or has what nobody was told of.
+        if is_kept and heard.version == 1:
+            self._promise(call, heard, is_kept=True)
+            return True
+        return is_kept and any(said == _as_told(state) for state in life.states if state is not None)
+
+    def _promise(self, call: Call, heard: Timer, *, is_kept: bool) -> None:
+        """A caller was told of what the ledger has. What is kept may be made anew by whoever finds that the server
+        lacks it."""
+        latest = inf if is_kept or heard.version > 1 else heard.created_ms
+        due_ms = None if is_kept else heard.due_ms
+        self.promises.setdefault(call.timer, []).append(Promise(self._now(), heard.created_ms, latest, due_ms))
 
     def _made_it(self, call: Call, life: Life, between: list[State | None]) -> bool:
         """Whether nobody but this call can have made the timer of which it was told."""
-        others = [c for c in self.calls if c is not call and c.verb == "create" and c.timer == call.timer]
-        is_alone = not any(other.ended is None or other.ended >= call.began for other in others)
+        since = 0.0 if self.has_ledger else call.began  # the ledger follows, and may still have the one before
+        is_alone = not any(other.ended is None or other.ended >= since for other in self._rivals(call))
         made = {life.makers.get(state.created) for state in between if state is not None}
         return is_alone and made == {call.actor}
+
+    def _rivals(self, call: Call) -> list[Call]:
+        """The other creates of its timer."""
+        return [
+            other for other in self.calls if other is not call and (other.verb, other.timer) == ("create", call.timer)
+        ]
 
     def _may(self, actor: Actor, identity: Identity) -> bool:
         return self.may_run(actor.name, identity[0])
@@ -259,6 +373,18 @@ class Oracle:
 
     def _find(self, rule: str, identity: Identity, said: str) -> None:
         self.findings.append(Finding(rule, ":".join(identity), f"at {self._now():.4f}: {said}"))
+
+
+def _came_back(life: Life) -> bool:
+    """Whether the timer was removed while the call that made it was under way, and made by that call once more. Pods
+    look for such timers every minute."""
+    until = max((place for place, state in enumerate(life.states) if state is None), default=0)
+    return life.state is not None and life.state.created in {state.created for state in life.states[:until] if state}
+
+
+def _as_told(state: State) -> tuple[int, int, str, int]:
+    """What a caller is told of a state."""
+    return state.created, state.version, state.status.replace("w", "s"), state.due
 
 
 def _explains(refused: Refused, call: Call, state: State | None) -> bool:

@@ -1,7 +1,7 @@
 """Owns planted faults: small mistakes in the scripts or in the engine, which the worlds must find."""
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,14 +12,12 @@ from redis.exceptions import ConnectionError
 from tests.simulation.network import ScriptWire
 from tests.simulation.server import service_scripts
 from timers.bare import watch
-from timers.client import TimerClient
+from timers.client import TimerClient, copies
 from timers.core.decide import decide
 from timers.core.model import Status
 from timers.engine import runner
 from timers.engine.claimer import Claimer
-from timers.engine.intake import Intake
 from timers.engine.leases import Leases
-from timers.engine.pod import AGAIN_SECONDS
 from timers.engine.runs import Runs
 from timers.engine.sweeper import ShardSweep, Sweeper
 from timers.errors import TimersError
@@ -30,12 +28,12 @@ from timers.store import scripts
 @dataclass(frozen=True, slots=True)
 class Plant:
     """A mistake: what stands in the scripts, and what stands there instead; or what replaces something of the engine,
-    by its owner and name. The world of the seed `seen_by` notices it at once, or one that is made of the world
-    `seen_alone`, unless the engine has changed since."""
+    by its owner and name. The world of the seed `seen_by` notices it at once, unless the engine has changed since; with
+    a `ledger` if it shows only there."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
     seen_by: int = 0
-    seen_alone: int = 0
+    ledger: bool = False
     engine: tuple[tuple[Any, str, Any], ...] = ()
 
     def scripts(self) -> dict[str, str]:
@@ -63,7 +61,6 @@ class Plant:
 
 _right_cancel: Final = TimerClient.cancel
 _right_execute: Final = ScriptWire.execute_command
-_right_mark_after: Final = Intake.mark_after
 
 
 async def _unheard(asked: Awaitable[object]) -> None:
@@ -112,17 +109,16 @@ async def _none_found(*_: Any) -> bool:
     return False
 
 
+async def _arm_none(*_: Any) -> Sequence[tuple[str, str, int]]:
+    return ()
+
+
 def _unlimited(*_: Any) -> bool:
     return False
 
 
 def _forget(*_: Any, **__: Any) -> None:
     """Mark nothing."""
-
-
-def _mark_unless_failed(self: Intake, shard: int, prefix: str, seconds: float, cause: str = "rate") -> None:
-    if seconds != AGAIN_SECONDS:
-        _right_mark_after(self, shard, prefix, seconds, cause)
 
 
 NO_PLANT: Final = Plant()
@@ -175,7 +171,23 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "starts without looking at its lease": Plant(engine=((Runs, "wait_for_lease", _at_once),), seen_by=56),
     "the sweep trusts events": Plant(engine=((ShardSweep, "_mark", _forget),), seen_by=42),
     "orphans are never found": Plant(engine=((ShardSweep, "_find_orphans", _none_found),), seen_by=18),
+    "what waits to be armed is armed by pods only": Plant(
+        engine=((copies, "arm_waiting", _arm_none),), seen_by=17, ledger=True
+    ),
+    "changes are not noted": Plant(
+        {"  if followed then follow(member, r) end\n    if #hooks": "  if #hooks"}, ledger=True
+    ),
+    "a note is taken away though it is another": Plant(
+        {"if noted == ARGV[4 + done + i] then": "if noted then"}, seen_by=3, ledger=True
+    ),
+    "a removal is forgotten": Plant(
+        {"return created and tonumber(created) >= r.created": "return false"}, seen_by=116, ledger=True
+    ),
+    "a row of the inbox is carried out again": Plant(
+        {"  if row and call('HGET', root .. 'inbox', row) then return raw and 'kept' or 'done', raw or '' end": ""},
+        seen_by=65,
+        ledger=True,
+    ),
     "a gap is not swept": Plant(engine=((Sweeper, "sweep_everything", _forget),)),
-    "a failed claim forgets its queue": Plant(engine=((Intake, "mark_after", _mark_unless_failed),), seen_alone=4),
 }
 """By name."""

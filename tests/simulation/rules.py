@@ -37,6 +37,8 @@ class Step(NamedTuple):
 def broken_by(step: Step) -> str | None:
     """The rule that a step breaks."""
     script, before, after = step.script, step.before, step.after
+    if script == "restore":
+        return _given(step, before, after)
     if before is None:
         return _made(script, after)
     if after is None:
@@ -58,9 +60,22 @@ def _made(script: str, after: State | None) -> str | None:
     return None if (after.attempt, after.token) == (0, 0) else "a new timer is new"
 
 
+def _given(step: Step, before: State | None, after: State | None) -> str | None:
+    """By the ledger, which accepted it while the server was away. An application's row, or a caller whose answer was
+    lost, may have made another one of that name before, which the ledger did not know."""
+    if after is not None and after.status == "x" and before is not None and None in step.life.states[1:]:
+        return None  # what was removed, and came back with a create under way, is removed again
+    if after is None or after.created in step.life.makers:
+        return "what was removed stays away"
+    if before is not None and after.created < before.created:
+        return "versions rise"
+    return None if after.attempt == 0 else "a new timer is new"
+
+
 def _changed(script: str, before: State, after: State) -> str | None:
     """Of a timer that does not run, by a caller, a bare key or upkeep."""
-    if after.status == "x" and script not in ("cancel", "bare/resolve"):
+    made_and_cancelled = script == "arm" and after.version > before.version + 1  # by rows of one inbox
+    if after.status == "x" and script not in ("cancel", "bare/resolve") and not made_and_cancelled:
         return "only a caller cancels"
     if after.status in "cfu" and script != "abandon":
         return "only a run ends a timer"

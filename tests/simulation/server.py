@@ -92,6 +92,7 @@ class Server:
     def restart(self, away_seconds: float) -> None:
         """End all connections; keep the data."""
         self.life += 1
+        self.keys.process, self.keys.uptime_seconds = f"simulated{self.life}", 1
         self.away_until = max(self.away_until, self._now() + away_seconds)
         listening = [each for heard in self.listeners.values() for each in heard]
         self.listeners.clear()

@@ -23,6 +23,8 @@ OWNERS: Final = "bc"
 """The kinds of pods that have the processor of OWN."""
 
 CALLERS: Final = ("x", "y")
+APPLICATION: Final = "app"
+"""Who writes into the inbox of a ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Plan:
     shards: int
     share: float
     adopts: bool
+    ledger: bool
     acts: tuple[Act, ...]
 
     @property
@@ -56,8 +59,8 @@ class Plan:
         return list(dict.fromkeys(act.timer for act in self.acts))
 
 
-def plan_of(seed: int) -> Plan:
-    """The plan that follows from a seed."""
+def plan_of(seed: int, *, ledger: bool = False) -> Plan:
+    """The plan that follows from a seed; with a ledger it is another one."""
     rng = Random(f"plan {seed}")
     lease_ms = rng.choice((600, 1000))
     adopts = rng.random() < 0.3
@@ -75,10 +78,18 @@ def plan_of(seed: int) -> Plan:
                 rng.choice(meet) + rng.choice((0, 0.001, 0.002, 0.005)) if rng.random() < 0.6 else rng.uniform(0.0, 0.9)
             )
             acts += _timer(rng, (prefix, f"t{number}"), round(due, 3), lease_ms / 1000)
+    if ledger:
+        acts += _by_ledger(rng, [act.timer for act in acts if act.verb == "create"])
     pods = rng.choice(("ab", "ab", "bb", "abc"))
     drains = [Act(round(rng.uniform(0.1, 1.2), 3), "world", "drain", ("", pods[0])) for _ in range(rng.random() < 0.25)]
     return Plan(
-        pods, lease_ms, rng.choice((1, 1, 2)), share, adopts, tuple(sorted([*acts, *drains], key=lambda act: act.at))
+        pods,
+        lease_ms,
+        rng.choice((1, 1, 2)),
+        share,
+        adopts,
+        ledger,
+        tuple(sorted([*acts, *drains], key=lambda act: act.at)),
     )
 
 
@@ -133,6 +144,27 @@ def _timer(rng: Random, name: Identity, due: float, lease: float) -> list[Act]:
         acts.append(Act(late, other, rng.choice(("get", "retry", "cancel", "fire")), name))
     if rng.random() < 0.1:
         acts.append(Act(late, caller, "create", name, {**given, "due": round(late + 0.1, 3)}))
+    return acts
+
+
+def _by_ledger(rng: Random, others: Sequence[Identity]) -> list[Act]:
+    """Rows for the inbox, of timers of their own and of others, and times when the server is away."""
+    acts: list[Act] = []
+    for number in range(rng.randint(0, 3)):
+        name = rng.choice(others) if others and rng.random() < 0.5 else (rng.choice((PLAIN, SINGLE)), f"i{number}")
+        at = rng.uniform(0.0, 0.9)
+        given = {
+            "due": round(at + rng.uniform(-0.1, 0.5), 3),
+            "payload": {"takes": 0, "ends": ["done"], "by": "attempt"},
+        }
+        if name in others:
+            given["if_exists"] = rng.choice(("replace", "replace", "keep", "error"))
+        acts.append(Act(round(at, 4), APPLICATION, "arm", name, given))
+        if rng.random() < 0.4:
+            acts.append(Act(round(at + rng.choice((0.0, 0.05, 0.4)), 4), APPLICATION, "cancel", name))
+    for _ in range(rng.randint(0, 2)):
+        given = {"seconds": round(rng.uniform(0.05, 1.0), 3)}
+        acts += [Act(round(rng.uniform(0.1, 1.2), 4), "world", "outage", ("", ""), given)]
     return acts
 
 

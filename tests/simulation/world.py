@@ -20,13 +20,14 @@ import structlog
 from tests.conservation import disorder, state_of
 from tests.simulation import faults
 from tests.simulation.faults import Fault, Faults
+from tests.simulation.ledger import Ledger, SimulatedDatabase
 from tests.simulation.lives import Call, Key
 from tests.simulation.loop import START_SECONDS, Actor, VirtualLoop, WorldStands, acting, of_actor, run, unwind
 from tests.simulation.lua import Lua
 from tests.simulation.network import Network, Wires
 from tests.simulation.oracle import Finding, Oracle
 from tests.simulation.server import CYCLE_SECONDS, Server
-from tests.simulation.workload import CALLERS, OWN, OWNERS, Act, Plan, plan_of, processors
+from tests.simulation.workload import APPLICATION, CALLERS, OWN, OWNERS, Act, Plan, plan_of, processors
 from timers import Done, Fail, Rearm, Retry
 from timers.client import TimerClient, client_over
 from timers.core.clock import ServerClock
@@ -34,7 +35,8 @@ from timers.core.model import Timer
 from timers.engine.pod import WorkerOptions, taken_lease_ms
 from timers.engine.supervisor import Supervisor
 from timers.engine.worker import Worker
-from timers.errors import TimersError, Unavailable
+from timers.errors import LedgerUnavailable, TimersError, Unavailable
+from timers.ledger import requests
 from timers.processor import Registry, Result
 from timers.store.store import Store
 
@@ -44,8 +46,14 @@ TROUBLE_SECONDS: Final = 2.0
 END_SECONDS: Final = 25.0
 """What has not ended by then is lost. It is less than a sweep sleeps, so that nothing may wait for that."""
 
+COPY_SECONDS: Final = 15.0
+"""By then the ledger has everything, also what pods copied that have died."""
+
 PATIENCE_SECONDS: Final = 2.0
 """How long a pod waits for an answer."""
+
+BEHIND_SECONDS: Final = 1.5
+"""By how much the clocks of pods and callers are behind that of the server."""
 
 LOOK_SECONDS: Final = 0.1
 QUIET_LOOKS: Final = 3
@@ -101,12 +109,15 @@ class _Stage:
         self.network = Network(self.loop, self.server, self.faults, Random(f"network {seed}"))
         self.network.executed, self.network.says = self._executed, self._wrong
         self.network.die, self.network.freeze = self._die, self._freeze
+        self.world, self.application = Actor("world"), Actor(APPLICATION)
+        self.ledger = Ledger(self.network) if plan.ledger else None
+        self.applications = None if self.ledger is None else SimulatedDatabase(self.ledger, self.application)
         self.oracle = Oracle(self.server.keys, taken_lease_ms(plan.lease_ms), now=self.loop.time, note=self._note)
+        self.oracle.has_ledger = plan.ledger
         self.oracle.limits = {each.prefix: each.limits for each in processors(OWNERS[0], _process)}
         self.oracle.may_run = lambda pod, prefix: prefix != OWN or pod[0] in OWNERS
         self.pods: list[_Pod] = []
         self.callers = [Actor(name) for name in CALLERS]
-        self.world = Actor("world")
         self._made = self._asking = 0
 
     # What happens.
@@ -130,11 +141,16 @@ class _Stage:
         if not isinstance(actor, _Pod) or actor.is_dead:
             return
         actor.stopped = actor.is_dead = True
-        self.network.hang_up(actor)
+        self._hang_up(actor)
         self._note(actor.name, "dies")
         self.oracle.trouble(actor.name, END_SECONDS)
         again = self.loop.time() + self.rng.uniform(0.1, 1.0)
         self.network.at(again, self._start_pod, actor.kind)
+
+    def _hang_up(self, pod: _Pod) -> None:
+        self.network.hang_up(pod)
+        if self.ledger is not None:
+            self.ledger.hang_up(pod)
 
     def _freeze(self, actor: Actor, seconds: float) -> None:
         if isinstance(actor, _Pod) and not actor.stopped:
@@ -170,9 +186,10 @@ class _Stage:
                     retention_ms=3_600_000,
                     drain_timeout_ms=500,
                     adopt_every_ms=300 if self.plan.adopts else None,
+                    ledger=None if self.ledger is None else SimulatedDatabase(self.ledger, pod),
                 )
                 registry = Registry(processors(pod.kind, _process))
-                worker = Worker(store, registry, client_over(store), options)
+                worker = Worker(store, registry, self._client(store, pod), options)
                 await worker.start()
                 pod.worker = worker
             except TimersError:
@@ -183,6 +200,13 @@ class _Stage:
         await store.identity.refresh()
         await store.identity.join()
         return store
+
+    def _client(self, store: Store, actor: Actor) -> TimerClient:
+        client = client_over(store)
+        if self.ledger is not None:
+            client._database, client._durability = SimulatedDatabase(self.ledger, actor), "ledger"
+            client._use(store)
+        return client
 
     # The acts.
 
@@ -198,7 +222,7 @@ class _Stage:
             if identity[0]:
                 self.oracle.watch(identity, shards.shard_of(*identity))
         clients = {
-            caller.name: client_over(Store(Wires.of(self.network, caller), clock=ServerClock(self.loop.time)))
+            caller.name: self._client(Store(Wires.of(self.network, caller), clock=ServerClock(self.loop.time)), caller)
             for caller in self.callers
         }
         while not all(pod.worker or pod.is_dead for pod in self.pods):  # noqa: ASYNC110 (time costs nothing here)
@@ -213,10 +237,23 @@ class _Stage:
             self.faults.over = self.loop.time() > began + TROUBLE_SECONDS
             await asyncio.sleep(LOOK_SECONDS)
             is_up = self.loop.time() > self.server.works_from
-            quiet = quiet + 1 if is_up and not self._asking and self.oracle.is_quiet else 0
+            is_done = not self._asking and self.oracle.is_quiet and not (self.ledger and self.ledger.waiting())
+            quiet = quiet + 1 if is_up and is_done else 0
         self.faults.over = True
+        if self.ledger is not None:
+            await self._copied(self.ledger)
         self.oracle.finish()
         await self._look_for_leftovers()
+
+    async def _copied(self, ledger: Ledger) -> None:
+        """The ledger gets what the server has."""
+        until, wrong = self.loop.time() + COPY_SECONDS, list[Finding]()
+        while self.loop.time() < until:
+            wrong = self.oracle.unlike(ledger.rows(), ledger.waiting())
+            if not wrong:
+                break
+            await asyncio.sleep(LOOK_SECONDS)
+        self.oracle.findings += wrong
 
     async def _look_for_leftovers(self) -> None:
         store = await self._joined(Wires.of(self.network, self.world))
@@ -230,6 +267,13 @@ class _Stage:
             self._do_bare(act)
         elif act.verb == "drain":
             self._drain(act.timer[1])
+        elif act.verb == "outage":
+            self.oracle.trouble("server", act.given["seconds"])
+            self.server.restart(act.given["seconds"])
+        elif act.actor == APPLICATION and self.applications is not None:
+            self._asking += 1
+            written = self.loop.create_task(self._write(self.applications, act), context=of_actor(self.application))
+            written.add_done_callback(self._asked)
         else:
             (actor,) = (caller for caller in self.callers if caller.name == act.actor)
             self._asking += 1
@@ -262,9 +306,24 @@ class _Stage:
         assert pod.worker is not None
         await pod.worker.drain()
         pod.stopped = pod.is_dead = True
-        self.network.hang_up(pod)
+        self._hang_up(pod)
         self._note(pod.name, "has drained")
         self._start_pod(pod.kind)
+
+    async def _write(self, database: SimulatedDatabase, act: Act) -> None:
+        """A row for the inbox, in a transaction of the application's own."""
+        given = dict(act.given)
+        if "due" in given:
+            given["due_at"] = self._began_ms + round(given.pop("due") * 1000)
+            self.oracle.rows[act.timer] += 1
+        try:
+            async with database.transaction() as transaction:
+                await getattr(requests, act.verb)(transaction, *act.timer, **given)
+        except LedgerUnavailable:
+            return
+        self._note(act.actor, "hears", act.verb, ":".join(act.timer), "committed")
+        if act.verb == "arm" and "if_exists" not in given:
+            self.oracle.written(act.timer, given["due_at"])
 
     async def _ask(self, client: TimerClient, act: Act) -> None:
         """One call. A caller who is not answered asks again, and then takes what is there."""
@@ -274,13 +333,14 @@ class _Stage:
         for _ in range(AGAIN):
             call = Call(act.actor, act.verb, act.timer, given, self.loop.time())
             self.oracle.calls.append(call)
+            self.oracle.rows[act.timer] += given.get("if_exists") == "replace"  # it may become a row of the inbox
             try:
                 call.heard = await getattr(client, act.verb)(*act.timer, **given)
             except Exception as error:  # noqa: BLE001 (the oracle judges it)
                 call.heard = error
             self.oracle.heard(call)
             self._note(act.actor, "hears", act.verb, ":".join(act.timer), _said(call.heard))
-            if not isinstance(call.heard, Unavailable):
+            if not isinstance(call.heard, Unavailable | LedgerUnavailable):
                 return
             await asyncio.sleep(0.2)
             if act.verb == "create" and "if_exists" not in given:
@@ -338,8 +398,9 @@ def simulated() -> Iterator[None]:
 def _of_stage(stage: _Stage, seed: int) -> Iterator[None]:
     chance = Random(f"chance {seed}")
     with ExitStack() as patches:
-        for name in ("monotonic", "perf_counter", "time"):
+        for name in ("monotonic", "perf_counter"):
             patches.enter_context(patch.object(time, name, stage.loop.time))
+        patches.enter_context(patch.object(time, "time", lambda: stage.server.now_us() / 1e6 - BEHIND_SECONDS))
         patches.enter_context(
             patch.object(secrets, "token_hex", lambda number=16: f"{chance.getrandbits(8 * number):0{2 * number}x}")
         )
@@ -353,10 +414,11 @@ def play(
     plan: Plan | None = None,
     chosen: Iterable[Fault] | None = None,
     texts: Mapping[str, str] | None = None,
+    ledger: bool = False,
 ) -> World:
-    """Play the world of a seed inside `simulated()`; with `plan` or `chosen` another plan or only these faults. `texts`
-    replaces scripts."""
-    plan = plan or plan_of(seed)
+    """Play the world of a seed inside `simulated()`, or the one that has a ledger; with `plan` or `chosen` another plan
+    or only these faults. `texts` replaces scripts."""
+    plan = plan or plan_of(seed, ledger=ledger)
     stage = _Stage(seed, plan, chosen, texts or {})
     with _of_stage(stage, seed):
         try:
@@ -366,7 +428,9 @@ def play(
         # What follows is no part of the world.
         findings, stage.oracle.findings = stage.oracle.findings, []
         trace, stage.trace = stage.trace, []
-        unwind(stage.loop, [*stage.pods, *stage.callers])
+        unwind(stage.loop, [*stage.pods, *stage.callers, stage.application])
+        if stage.ledger is not None:
+            stage.ledger.close()
     world = World(seed, plan, findings, stage.faults.happened, trace, stage.faults.moments)
     del stage
     gc.collect(0)
