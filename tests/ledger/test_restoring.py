@@ -16,16 +16,18 @@ from tests.life.test_backup import exported, imported
 from tests.life.test_limits import Busy, arm, ended, ids
 from tests.members import declare
 from tests.waiting import eventually
-from timers.client import copies
+from timers.client import Armed, client_over, copies, open_store
+from timers.client.fleet import Declared
 from timers.core.fields import encode
 from timers.core.model import Status, Timer
 from timers.engine.following import Following
-from timers.errors import LedgerUnavailable
-from timers.ledger import rows
+from timers.errors import LedgerUnavailable, NoProcessor
+from timers.ledger import facts, rows
 from timers.ledger.database import Database
 from timers.ledger.rows import Row
 from timers.store.following import RESTORE, Stage, stages
 from timers.store.restoring import PAGE_BYTES
+from timers.store.servers import connect
 
 
 async def whole(fleet: Fleet, *names: str) -> dict[str, Timer]:
@@ -375,3 +377,35 @@ async def test_what_was_removed_and_imported_again_stays(fleet: Fleet, database:
     assert {name: row.status for name, row in found.items()} == {"note:a": "scheduled", "note:b": "scheduled"}
     await fleet.redis.flushall()
     assert {timer.payload for timer in (await whole(fleet, "a", "b")).values()} == {"a", "b"}
+
+
+async def test_a_prefix_that_only_the_ledger_knows_is_accepted(
+    fleet: Fleet, database: Database, ledger_url: str
+) -> None:
+    """Redis has just lost what was declared, and no pod has said it again."""
+    client = client_over(await open_store(connect(fleet.url)), ledger=ledger_url)
+    pod = await fleet.pod(Calls(), ledger=database)
+    await client.create("note", "before", delay="24h")
+    await fleet.kill(pod)
+    await fleet.redis.flushall()
+    await fleet.store.identity.refresh()
+    client._declared = Declared(fleet.store, fresh_seconds=0)
+    assert (await client.create("note", "single", delay="24h")).armed
+    (batch,) = await client.batch([{"prefix": "note", "id": "batch", "delay": "24h"}])
+    assert isinstance(batch, Armed)
+    with pytest.raises(NoProcessor):
+        await client.create("other", "x", delay="24h")
+    await client.close()
+
+
+async def test_a_pod_says_its_prefixes_to_the_ledger_before_it_works(
+    fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss before its first copy of what is declared must not make the ledger refuse them."""
+
+    async def stands(_: Following) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Following, "run", stands)
+    await fleet.pod(Calls(), ledger=database)
+    assert ("declared", "note") in await database.do(facts.read, writes=False)
