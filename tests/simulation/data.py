@@ -128,6 +128,11 @@ class Keys:
             self._drop(key)
             self._published(b"__keyevent@0__:expired", key)
 
+    def wipe(self) -> None:
+        """Lose everything."""
+        self._values.clear()
+        self.ends.clear()
+
     def peek(self, key: bytes) -> Any:
         """The value as it lies there; None for none. Expires nothing."""
         return self._values.get(key)

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from sqlalchemy import create_engine, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -18,6 +18,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 
 from tests.simulation import faults
 from tests.simulation.faults import BEGIN, COMMIT
+from tests.simulation.lives import Row
 from tests.simulation.loop import Actor
 from tests.simulation.network import Network
 from timers.ledger.database import BUSY_SECONDS, Database
@@ -31,15 +32,6 @@ BEHIND_MS: Final = 7_654_321
 _JULIAN_EPOCH: Final = 2440587.5
 _DAY_MS: Final = 86_400_000
 _QUICK: Final = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=OFF")
-
-
-class Row(NamedTuple):
-    """What the ledger has of a timer."""
-
-    status: str
-    created: int
-    version: int
-    pending: int
 
 
 class Ledger:
@@ -102,9 +94,14 @@ class Ledger:
             self._connections.pop(actor.name).close()
         self.has_written(actor)
 
+    def know(self, kind: str, name: str, value: str) -> None:
+        """Have a fact from the beginning."""
+        with closing(sqlite3.connect(self._file, isolation_level=None)) as before:
+            before.execute("INSERT INTO timers_facts VALUES (?, ?, ?)", (kind, name, value))
+
     def rows(self) -> Mapping[Identity, Row]:
         """By name what is kept of each timer, without those that were removed."""
-        found = self._read("SELECT prefix, id, status, created, version, pending FROM timers_timers")
+        found = self._read("SELECT prefix, id, status, created, version, occurrence, pending FROM timers_timers")
         return {(prefix, id_): Row(*row) for prefix, id_, *row in found if row[0] != PURGED}
 
     def waiting(self) -> int:

@@ -91,6 +91,28 @@ class Key:
     is_replaced: bool = False
 
 
+class Row(NamedTuple):
+    """What the ledger has of a timer."""
+
+    status: str
+    created: int
+    version: int
+    occurrence: int
+    pending: int
+
+
+@dataclass(slots=True)
+class Loss:
+    """The server has lost everything: when (the loop's seconds), how many states the record had before that, what the
+    ledger had of it, and the tokens until then. `is_asked` once somebody has armed the timer anew since."""
+
+    at: float
+    states: int
+    row: Row | None
+    tokens: frozenset[int]
+    is_asked: bool = False
+
+
 @dataclass(slots=True)
 class Life:
     """All that is known of one name.
@@ -98,7 +120,7 @@ class Life:
     Its record's states in order (None: no record), since when it had them (the loop's seconds), and its newest bytes;
     its runs, who took it and until when (server's ms) the lease lasts, by token; the newest token; the occurrences that
     were started; who made each record, by its creation; versions that nobody could see, because one script changed it
-    twice; its bare keys in order."""
+    twice; its bare keys in order; what was when the server lost everything."""
 
     states: list[State | None] = field(default_factory=lambda: [None])
     since: list[float] = field(default_factory=lambda: [0.0])
@@ -111,6 +133,13 @@ class Life:
     makers: dict[int, str] = field(default_factory=dict)
     unseen: set[tuple[int, int]] = field(default_factory=set)
     keys: list[Key] = field(default_factory=list)
+    lost: "Loss | None" = None
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it is still lost, though the ledger has it."""
+        lost = self.lost
+        return lost is not None and lost.row is not None and not any(self.states[lost.states :])
 
     @property
     def state(self) -> State | None:

@@ -9,8 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tests.simulation.data import Hash, Keys, Reply
-from tests.simulation.ledger import Row
-from tests.simulation.lives import FINISHED, Call, Life, Run, State, letter_of, shown
+from tests.simulation.lives import FINISHED, Call, Life, Loss, Row, Run, State, letter_of, shown
 from tests.simulation.loop import Actor
 from tests.simulation.rules import MAX_ATTEMPTS, WRITERS, Step, broken_by
 from timers.core.model import Status, Timer
@@ -18,7 +17,6 @@ from timers.engine.intake import HOLD_SECONDS
 from timers.errors import (
     AlreadyExists,
     LedgerUnavailable,
-    NoProcessor,
     NotFound,
     NotScheduled,
     Refused,
@@ -53,6 +51,9 @@ _WORDS: Final = {
     "u": "unhandled",
     "x": "cancelled",
 }
+
+
+_ENDED: Final = tuple(_WORDS[status] for status in FINISHED)
 
 
 class Finding(NamedTuple):
@@ -94,7 +95,8 @@ class Oracle:
         self.promises: dict[Identity, list[Promise]] = {}
         """What the ledger has accepted."""
         self.rows = Counter[Identity]()
-        """How many rows of the inbox may make a timer."""
+        """How many rows of the inbox may make a timer; again, if the server loses which ones it has done."""
+        self._done_rows = Counter[Identity]()
         self.is_calm = True
         """Whether nothing has gone wrong yet."""
         self._troubles: dict[str, list[float]] = {}
@@ -112,6 +114,25 @@ class Oracle:
         """For so long something is wrong that can cost an actor, or through the `server` all actors, leases."""
         self.is_calm = False
         self._troubles.setdefault(actor, []).append(self._now() + seconds)
+
+    def lose(self, rows: Mapping[Identity, Row]) -> None:
+        """The server loses everything; this is what the ledger has."""
+        self._done_rows.clear()
+        for identity, life in self.lives.items():
+            row = rows.get(identity)
+            told = {
+                call.heard.created_ms for call in self.calls if call.timer == identity and isinstance(call.heard, Timer)
+            }
+            if (
+                life.state is not None
+                and life.state.created in told
+                and (row is None or row.created < life.state.created)
+            ):
+                self._find("the ledger has it first", identity, f"the ledger has {row}, the server {shown(life.state)}")
+            life.states.append(None)
+            life.since.append(self._now())
+            life.raw = None
+            life.lost = Loss(self._now(), len(life.states), row, frozenset(life.takers))
 
     def executed(self, actor: Actor, name: str, command: tuple[bytes, ...], reply: Reply) -> None:
         """The server has executed a command."""
@@ -172,14 +193,14 @@ class Oracle:
     def _refused(self, call: Call, heard: Refused, life: Life, between: list[State | None]) -> bool:
         if isinstance(heard, NotFound) and call.verb != "get" and self._waits(call, life):
             return False  # a read goes on without the ledger
-        if isinstance(heard, AlreadyExists) and self.has_ledger and self._rivals(call):
-            return True  # the ledger has another one that is not armed yet
-        if isinstance(heard, NoProcessor) and self.has_ledger:
-            return True  # the ledger learns of a prefix seconds after the server, which is away
+        if isinstance(heard, AlreadyExists) and self.has_ledger and (self._rivals(call) or life.is_missing):
+            return True  # the ledger has another one that the server has not
         return any(_explains(heard, call, state) for state in between)
 
     def _waits(self, call: Call, life: Life) -> bool:
         """Whether somebody had been told, when the call began, that the timer is there, and it is not yet."""
+        if life.is_missing and life.lost is not None and life.lost.at < call.began:
+            return True
         before = [state for state in life.states if state is not None]
         told = (each for each in self.promises.get(call.timer, ()) if each.at <= call.began)
         return any(not any(map(each.is_kept_by, before)) for each in told)
@@ -197,6 +218,8 @@ class Oracle:
                 ends := sum(not (key.is_replaced or key.is_late) for key in life.keys)
             ):
                 self._find("a bare key fires", identity, f"{ends} have expired, {len(life.fired)} fired")
+            if life.is_missing:
+                self._find("nothing is lost", identity, "the ledger has it, and the server lost it")
             if life.state is not None and (life.state.status not in FINISHED or life.state.status == "u"):
                 self._find("nothing is lost", identity, f"in the end it is {shown(life.state)}")
         for identity, promise in self._unarmed():
@@ -218,6 +241,7 @@ class Oracle:
             return False
         return all(
             (life.state is None or life.state.status in FINISHED)
+            and not life.is_missing
             and max((key.deadline_ms for key in life.keys), default=0) < self._keys.now_ms - QUIET_MS
             for life in self.lives.values()
         )
@@ -227,9 +251,9 @@ class Oracle:
         wrong = [Finding("the ledger agrees", "", f"{waiting} rows wait in the inbox")] if waiting else []
         for identity, life in self.lives.items():
             state, row = life.state, rows.get(identity)
-            there = None if state is None else (_WORDS[state.status], state.created, state.version, 0)
+            there = None if state is None else (_WORDS[state.status], state.created, state.version)
             is_known = _came_back(life) if row is None else self._is_unheard(identity, row)
-            if row != there and not is_known:
+            if (row and (*row[:3], row.pending)) != (there and (*there, 0)) and not is_known:
                 said = f"the ledger has {row}, the server {shown(state)}"
                 wrong.append(Finding("the ledger agrees", ":".join(identity), said))
         return wrong
@@ -242,14 +266,16 @@ class Oracle:
 
     def _changed(self, identity: Identity, step: Step) -> None:
         life, before, after = step.life, step.before, step.after
+        if life.lost is not None:
+            self._after_loss(identity, life, life.lost, step)
         life.states.append(after)
         life.since.append(self._now())
         self._note(step.actor.name, CHANGE, step.script, identity, before, after)
         if (wrong := broken_by(step)) is not None:
             self._find(wrong, identity, f"{step.script} of {step.actor.name} made {shown(before)} into {shown(after)}")
         if step.script == "arm" and step.actor.name not in {call.actor for call in self.calls}:
-            self.rows[identity] -= 1
-            if self.rows[identity] < 0:
+            self._done_rows[identity] += 1
+            if self._done_rows[identity] > self.rows[identity]:
                 self._find("a row is carried out once", identity, f"{step.actor.name} made {shown(after)}")
         if after is None:
             return
@@ -262,6 +288,20 @@ class Oracle:
             life.takers[after.token] = step.actor
             life.leased_until[after.token] = after.at_ms + self._lease_ms
             life.fired.add((after.created, after.occurrence))
+
+    def _after_loss(self, identity: Identity, life: Life, lost: Loss, step: Step) -> None:
+        """What the ledger has comes back before anything is made anew, and what had ended does not run again."""
+        row, after = lost.row, step.after
+        if row is None or after is None:
+            return
+        if life.is_missing and step.script != "restore" and after.created != row.created:
+            self._find(
+                "what was lost comes back first", identity, f"{step.script} of {step.actor.name} made {shown(after)}"
+            )
+        lost.is_asked = lost.is_asked or step.script in ("arm", "rearm", "reschedule")
+        is_again = (after.created, after.occurrence) == (row.created, row.occurrence)
+        if step.script == "claim" and is_again and row.status in _ENDED and not lost.is_asked:
+            self._find("what has ended stays", identity, f"{step.actor.name} made {shown(after)}")
 
     def _extended(self, command: tuple[bytes, ...], reply: list[Any]) -> None:
         """See which leases got longer: `EVALSHA digest 1 root wake pod lease_ms (prefix id token)…`."""
@@ -277,6 +317,8 @@ class Oracle:
         timer, state = run.timer, life.state
         if timer.token in life.runs:
             return "one start a token"
+        if life.lost is not None and timer.token in life.lost.tokens:
+            return None  # the server has lost what it knew of it
         if state is None or state.status != "r" or state.token != timer.token:
             return "only the holder runs"
         if life.takers[timer.token] is not run.pod:

@@ -65,7 +65,10 @@ def _given(step: Step, before: State | None, after: State | None) -> str | None:
     lost, may have made another one of that name before, which the ledger did not know."""
     if after is not None and after.status == "x" and before is not None and None in step.life.states[1:]:
         return None  # what was removed, and came back with a create under way, is removed again
-    if after is None or after.created in step.life.makers:
+    lost = step.life.lost
+    if lost is not None and lost.row is not None and after is not None and after.created == lost.row.created:
+        return None if after.version > lost.row.version else "versions rise"
+    if after is None or (after.created in step.life.makers and lost is None):
         return "what was removed stays away"
     if before is not None and after.created < before.created:
         return "versions rise"

@@ -23,6 +23,9 @@ OWNERS: Final = "bc"
 """The kinds of pods that have the processor of OWN."""
 
 CALLERS: Final = ("x", "y")
+OTHER: Final = "other"
+"""A program that sets bare keys."""
+
 APPLICATION: Final = "app"
 """Who writes into the inbox of a ledger."""
 
@@ -80,6 +83,11 @@ def plan_of(seed: int, *, ledger: bool = False) -> Plan:
             acts += _timer(rng, (prefix, f"t{number}"), round(due, 3), lease_ms / 1000)
     if ledger:
         acts += _by_ledger(rng, [act.timer for act in acts if act.verb == "create"])
+        if Random(f"wiped {seed}").random() < 0.25:  # a key of another program is lost for good
+            acts = [
+                *(act for act in acts if act.actor != OTHER),
+                Act(round(rng.uniform(0.3, 1.5), 4), "world", "wipe", ("", "")),
+            ]
     pods = rng.choice(("ab", "ab", "bb", "abc"))
     drains = [Act(round(rng.uniform(0.1, 1.2), 3), "world", "drain", ("", pods[0])) for _ in range(rng.random() < 0.25)]
     return Plan(
@@ -171,17 +179,17 @@ def _by_ledger(rng: Random, others: Sequence[Identity]) -> list[Act]:
 def _bare(rng: Random, name: Identity) -> list[Act]:
     """A key that another program sets, and perhaps sets again or deletes."""
     at, life = rng.uniform(0.1, 0.7), rng.choice((0.03, 0.2, 0.6, 0.9))
-    acts = [Act(round(at, 3), "other", "set", name, {"px": round(life * 1000)})]
+    acts = [Act(round(at, 3), OTHER, "set", name, {"px": round(life * 1000)})]
     near = at + life + rng.uniform(-0.25, 0.05)
     chance = rng.random()
     if chance < 0.2:
-        acts.append(Act(round(max(near, at), 4), "other", "delete", name))
+        acts.append(Act(round(max(near, at), 4), OTHER, "delete", name))
     elif chance < 0.4:
-        acts.append(Act(round(max(near, at), 4), "other", "set", name, {"px": 400}))
+        acts.append(Act(round(max(near, at), 4), OTHER, "set", name, {"px": 400}))
     elif chance < 0.8:  # lives too short to be found by a scan, in the midst of the first and right after its end
         for _ in range(rng.randint(1, 3)):
             at += rng.choice((rng.uniform(0.02, 0.15), rng.uniform(0.35, 0.5), life + 0.02))
-            acts.append(Act(round(at, 4), "other", "set", name, {"px": rng.choice((5, 15, 100))}))
+            acts.append(Act(round(at, 4), OTHER, "set", name, {"px": rng.choice((5, 15, 100))}))
     return acts
 
 

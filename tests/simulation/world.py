@@ -27,7 +27,19 @@ from tests.simulation.lua import Lua
 from tests.simulation.network import Network, Wires
 from tests.simulation.oracle import Finding, Oracle
 from tests.simulation.server import CYCLE_SECONDS, Server
-from tests.simulation.workload import APPLICATION, CALLERS, OWN, OWNERS, Act, Plan, plan_of, processors
+from tests.simulation.workload import (
+    APPLICATION,
+    CALLERS,
+    OTHER,
+    OWN,
+    OWNERS,
+    PLAIN,
+    SINGLE,
+    Act,
+    Plan,
+    plan_of,
+    processors,
+)
 from timers import Done, Fail, Rearm, Retry
 from timers.client import TimerClient, client_over
 from timers.core.clock import ServerClock
@@ -217,6 +229,9 @@ class _Stage:
         self._expire()
         # Declarations outlive pods: that somebody has a processor of OWN is known from the beginning.
         self.server.keys.run(b"HSET", b"timers:{pods}:declared", OWN.encode(), b"0 b0")
+        if self.ledger is not None:
+            for prefix in (PLAIN, SINGLE, OWN):
+                self.ledger.know("declared", prefix, "0 b0")
         shards = Store(Wires.of(self.network, self.world), shards=self.plan.shards)
         for identity in self.plan.timers:
             if identity[0]:
@@ -263,13 +278,17 @@ class _Stage:
 
     def _do(self, act: Act, clients: Mapping[str, TimerClient]) -> None:
         self._note(act.actor, str(act))
-        if act.actor == "other":
+        if act.actor == OTHER:
             self._do_bare(act)
         elif act.verb == "drain":
             self._drain(act.timer[1])
         elif act.verb == "outage":
             self.oracle.trouble("server", act.given["seconds"])
             self.server.restart(act.given["seconds"])
+        elif act.verb == "wipe" and self.ledger is not None:
+            self.oracle.trouble("server", END_SECONDS)
+            self.oracle.lose(self.ledger.rows())
+            self.server.keys.wipe()
         elif act.actor == APPLICATION and self.applications is not None:
             self._asking += 1
             written = self.loop.create_task(self._write(self.applications, act), context=of_actor(self.application))

@@ -20,7 +20,7 @@ Size = tuple[str, str, str]
 
 _SIZES: Final[dict[str, Size]] = {
     "kills": ("4000", "6", "8"),
-    "pauses": ("4000", "3", "12"),
+    "pauses": ("4000", "6", "24"),
     "hooks": ("1500", "10", "40"),
     "flushalls": ("1500", "3", "10"),
     "outages": ("1500", "3", "20"),
