@@ -1,8 +1,7 @@
 """Owns the caller's side: arms, reads, changes and cancels timers directly on Redis, in the words of the HTTP API."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from itertools import islice
@@ -42,7 +41,7 @@ from timers.core.model import Status, Timer
 from timers.core.shapes import Action, Durability
 from timers.core.spec import NewTimer, TimerChange, own_due_ms
 from timers.embedded import reachable_url
-from timers.errors import InvalidInput, LedgerUnavailable, NoProcessor, Running, Unavailable
+from timers.errors import InvalidInput, Running, Unavailable
 from timers.logs import get_logger
 from timers.settings import Settings, load_worker_settings
 from timers.store import keys, queries
@@ -205,7 +204,8 @@ class TimerClient(Timers):
         if traceparent is not None:
             check_traceparent(traceparent)
         store = await self._open()
-        if refused := await self._refusals([new.prefix]):
+        refusals = self._declared.refusals if self._ledger is None else partial(self._ledger.refusals, self._declared)
+        if refused := await refusals([new.prefix], self._visible):
             raise refused[new.prefix]
         arming = plan(new, store.clock.now_ms(), traceparent, self._by, self._durability)
         if (level := arming.durability or "fast") != "fast":
@@ -213,21 +213,6 @@ class TimerClient(Timers):
             if lacks is not None:
                 raise lacks
         return armed(await self._group_commit.arm(arming, self._quota), arming, self._quota)
-
-    async def _refusals(self, prefixes: Collection[str]) -> dict[str, NoProcessor]:
-        """As `Declared.refusals`, and what the ledger knows counts too: Redis may be away, or have just lost what was
-        declared there."""
-        if self._ledger is None:
-            return await self._declared.refusals(prefixes, self._visible)
-        try:
-            refused = await self._declared.refusals(prefixes, self._visible)
-        except Unavailable:
-            return self._declared.refusals_without_redis(prefixes, await self._ledger.declared(), self._visible)
-        if refused:
-            with suppress(LedgerUnavailable):
-                if known := await self._ledger.declared():
-                    return self._declared.refusals_without_redis(prefixes, known, self._visible)
-        return refused
 
     async def _lacks(self, durability: Durability, shard: int) -> InvalidInput | None:
         """The error for a durability that this service cannot give to a shard. Replicas may come and go, so if they are
@@ -260,7 +245,8 @@ class TimerClient(Timers):
                 async for new in cooperatively(news)
             ]
         prefixes = {p.prefix for p in planned if isinstance(p, Arming)}
-        refused = await self._refusals(prefixes)
+        refusals = self._declared.refusals if self._ledger is None else partial(self._ledger.refusals, self._declared)
+        refused = await refusals(prefixes, self._visible)
 
         def asked(p: Arming) -> tuple[Durability, int]:
             level = p.durability or "fast"

@@ -13,10 +13,11 @@ from typing import Any, Final
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.client.copies import DECLARED, entered, given_back, restored, row_of_timer
+from timers.client.fleet import Declared
 from timers.client.group_commit import LEDGER
 from timers.core.fields import encode
 from timers.core.model import Status, Timer
-from timers.errors import Full, LedgerUnavailable, Moving, Unavailable
+from timers.errors import Full, LedgerUnavailable, Moving, NoProcessor, Unavailable
 from timers.ledger import facts, inbox, requests, rows
 from timers.ledger.database import Database
 from timers.ledger.facts import Lives
@@ -25,6 +26,7 @@ from timers.ledger.rows import NewRow, Row, save_in
 from timers.store import codec
 from timers.store.callers import Quota, Quotas
 from timers.store.cooperative import Turn
+from timers.store.filters import Visible
 from timers.store.following import stages
 from timers.store.store import FOUNDING_TRIES, Arming, Identity, Reply, Store
 
@@ -217,8 +219,23 @@ class LedgerFirst:
             row = rows.tombstone(*row[:3], version=row.version + 1, created=row.created, at_ms=row.changed)
         await self._database.do(partial(save_in, lives={row.shard: life}, changed=[row]))
 
-    async def declared(self) -> list[str]:
-        """The prefixes that were declared."""
+    async def refusals(
+        self, declared: Declared, prefixes: Collection[str], visible: Visible | None
+    ) -> dict[str, NoProcessor]:
+        """As those of `declared`, and what the ledger knows counts too: Redis may be away, or have just lost what was
+        declared there."""
+        try:
+            refused = await declared.refusals(prefixes, visible)
+        except Unavailable:
+            return declared.refusals_without_redis(prefixes, await self._declared(), visible)
+        if refused:
+            with suppress(LedgerUnavailable):
+                if known := await self._declared():
+                    return declared.refusals_without_redis(prefixes, known, visible)
+        return refused
+
+    async def _declared(self) -> list[str]:
+        """The prefixes that the ledger knows."""
         found = await self._database.do(facts.read, writes=False)
         return [name for kind, name in found if kind == DECLARED]
 
