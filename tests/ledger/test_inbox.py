@@ -12,15 +12,18 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests import postgres
 from tests.engine.fleet import Calls, Fleet, Held, options_of, until
+from tests.ledger.copies import say
+from tests.members import declare
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.client import TimerClient
+from timers.client.fleet import Declared
 from timers.client.inbox import carry_out
 from timers.core.model import Status
 from timers.engine import inbox as inbox_module
 from timers.engine.inbox import Inbox
 from timers.engine.pod import Pod
 from timers.errors import LedgerUnavailable, Unavailable
-from timers.ledger import arm, cancel
+from timers.ledger import arm, cancel, facts
 from timers.ledger import bell as bell_module
 from timers.ledger import inbox as inbox_rows
 from timers.ledger.bell import Bell, listening
@@ -76,6 +79,24 @@ def parts_of(fleet: Fleet, database: Database) -> tuple[Pod, Database, TimerClie
 
 def inbox_of(fleet: Fleet, database: Database) -> Inbox:
     return Inbox(*parts_of(fleet, database))
+
+
+async def test_a_row_waits_for_a_prefix_that_redis_has_just_lost(
+    database: Database, fleet: Fleet, by_hand: Inbox
+) -> None:
+    """The ledger knows it, and pods say it again within seconds. Refused rows a person has to insert again."""
+    await say(fleet.store, 0, "whole 1")
+    await database.do(partial(facts.write, changed={("declared", "note"): "1 a"}, gone=()))
+    await fleet.redis.delete("timers:{pods}:declared")
+    fleet.client._declared = Declared(fleet.store, fresh_seconds=0)
+    await ask(database, "known", delay="24h")
+    await ask(database, "unknown", prefix="other", delay="24h")
+    await by_hand.drain()
+    assert (await left(database), list(await problems(database))) == (1, ["unknown"])
+    await declare(fleet.store, "note")
+    by_hand._aside.clear()
+    assert await by_hand.drain() == 1
+    assert list(await kept(database)) == ["known"]
 
 
 async def test_a_committed_row_becomes_a_timer_that_runs(database: Database, fleet: Fleet) -> None:

@@ -13,12 +13,13 @@ from typing import Final
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timers.client import TimerClient
-from timers.client.copies import given_back
+from timers.client.copies import DECLARED, given_back
 from timers.client.inbox import carry_out
+from timers.core.fields import owner
 from timers.engine.pod import Pod
 from timers.engine.supervisor import Services, repeat
-from timers.errors import Full, InvalidInput, LedgerUnavailable, Running, TimersError
-from timers.ledger import effects, inbox
+from timers.errors import Full, InvalidInput, LedgerUnavailable, NoProcessor, Running, TimersError
+from timers.ledger import effects, facts, inbox
 from timers.ledger.bell import Bell, listening
 from timers.ledger.database import Database
 from timers.ledger.inbox import Taken
@@ -34,8 +35,9 @@ STALE_SECONDS: Final = 5.0
 """A pod that was stopped for this long after it took rows gives them up: another may have them."""
 
 ASIDE_SECONDS: Final = 0.5
-"""For how long a row is left alone that replaces a running timer, whose shard is out of reach, or that finds Redis
-full. Once the run has ended, the shard is back, or there is room, it is carried out that soon."""
+"""For how long a row is left alone that replaces a running timer, whose shard is out of reach, that finds Redis full,
+or whose prefix Redis has just lost. Once the run has ended, the shard is back, there is room, or pods have said their
+prefixes again, it is carried out that soon."""
 
 CATCH_UP_SECONDS: Final = 0.7
 """How long timers wait, after a gap, for what the inbox has: what became due meanwhile must start within a second."""
@@ -136,8 +138,11 @@ class Inbox:
             _log.error("row of the inbox failed", seq=taken[0].seq, exc_info=error)
             results = [InvalidInput.of("body", taken[0].body, f"what does not fail with {type(error).__name__}")]
         aside, problems, done = list[Taken](), list[tuple[Taken, str]](), list[Taken]()
+        is_unknown = any(isinstance(each, NoProcessor) for each in results)
+        known = [name for kind, name in await facts.read(connection) if kind == DECLARED] if is_unknown else []
         for row, each in zip(taken, results, strict=True):
-            if isinstance(each, Full) or (isinstance(each, Running) and row.action == "create"):
+            is_lost = isinstance(each, NoProcessor) and owner(row.prefix, known) is not None
+            if is_lost or isinstance(each, Full) or (isinstance(each, Running) and row.action == "create"):
                 aside.append(row)
             elif isinstance(each, Exception):
                 problems.append((row, str(each)))
