@@ -17,6 +17,7 @@ from timers.engine.intake import HOLD_SECONDS
 from timers.errors import (
     AlreadyExists,
     LedgerUnavailable,
+    NoProcessor,
     NotFound,
     NotScheduled,
     Refused,
@@ -92,6 +93,7 @@ class Oracle:
         self.calls: list[Call] = []
         self.findings: list[Finding] = []
         self.has_ledger = False
+        self.ledger_away_until: Callable[[], float] = lambda: 0.0
         self.promises: dict[Identity, list[Promise]] = {}
         """What the ledger has accepted."""
         self.rows = Counter[Identity]()
@@ -180,6 +182,8 @@ class Oracle:
         between = life.during(call)
         if isinstance(heard, Timer):
             fits = self._true(call, heard, life, between)
+            if call.given.get("purge") and life.lost is not None:
+                life.lost.row = None
         elif isinstance(heard, AlreadyExists) and between[0] is None and self._made_it(call, life, between):
             fits = False
         elif isinstance(heard, Refused):
@@ -195,6 +199,8 @@ class Oracle:
             return False  # a read goes on without the ledger
         if isinstance(heard, AlreadyExists) and self.has_ledger and (self._rivals(call) or life.is_missing):
             return True  # the ledger has another one that the server has not
+        if isinstance(heard, NoProcessor) and call.began <= self.ledger_away_until():
+            return True  # nobody knows any prefix
         return any(_explains(heard, call, state) for state in between)
 
     def _waits(self, call: Call, life: Life) -> bool:

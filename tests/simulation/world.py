@@ -126,6 +126,8 @@ class _Stage:
         self.applications = None if self.ledger is None else SimulatedDatabase(self.ledger, self.application)
         self.oracle = Oracle(self.server.keys, taken_lease_ms(plan.lease_ms), now=self.loop.time, note=self._note)
         self.oracle.has_ledger = plan.ledger
+        if (ledger := self.ledger) is not None:
+            self.oracle.ledger_away_until = lambda: ledger.away_until
         self.oracle.limits = {each.prefix: each.limits for each in processors(OWNERS[0], _process)}
         self.oracle.may_run = lambda pod, prefix: prefix != OWN or pod[0] in OWNERS
         self.pods: list[_Pod] = []

@@ -4,19 +4,26 @@ local LOCK_MS = 60000
 local AHEAD_MS = 1000
 
 -- When an expiry of a key was answered last; and if no pod of an earlier version did it, which one that was, as the pod that reported
--- it calls it (`since` is `<ms>@<pod>`). A star says that one more was answered, though perhaps no pod has heard it.
+-- it calls it (`since` is `<ms>@<pod>`). A star says that one more was answered, though perhaps no pod has heard it. `shared` is the last
+-- name before, `<since> <number>`, that pods agree on, if only one pod has this one.
 local function lock_of(member)
   local at = string.match(call('GET', root .. 'answered:' .. member) or '', ' (%d+)$')
   local last = call('GET', root .. 'expiry:' .. member) or ''
-  local since, number, told, unheard = string.match(last, '^(%d+@%S*) (%d+) (%d+)(%*?)$')
-  if told ~= at then since, number, unheard = nil, nil, nil end
-  return since, number, at, unheard
+  local since, number, told, unheard, shared = string.match(last, '^(%d+@%S*) (%d+) (%d+)(%*?) ?(.*)$')
+  if told ~= at then since, number, unheard, shared = nil, nil, nil, nil end
+  return since, number, at, unheard, shared
 end
+
+local function is_shared(since) return string.sub(since, -1) == '@' end
 
 -- Pods of an earlier version know by the 0 that time decides.
 local function answered(member, since, number, at, unheard)
+  local last, last_number, _, _, shared = lock_of(member)
+  if is_shared(since) then shared = ''
+  elseif last and is_shared(last) then shared = ' ' .. last .. ' ' .. last_number
+  elseif shared and shared ~= '' then shared = ' ' .. shared end
   call('SET', root .. 'answered:' .. member, '0 ' .. at, 'PX', LOCK_MS)
-  call('SET', root .. 'expiry:' .. member, since .. ' ' .. number .. ' ' .. at .. (unheard or ''), 'PX', LOCK_MS)
+  call('SET', root .. 'expiry:' .. member, since .. ' ' .. number .. ' ' .. at .. (unheard or '') .. (shared or ''), 'PX', LOCK_MS)
 end
 
 local function answered_unheard(member)
@@ -30,7 +37,9 @@ end
 -- was answered. Where pods agree on what that was, their name for it takes the place of a name that only one pod has. Without the lock,
 -- the record's history tells when. A time that lies ahead is from before the clock was set back, and so earlier than any other.
 local function is_news(member, since, number, r)
-  local last, last_number, at, unheard = lock_of(member)
+  local last, last_number, at, unheard, shared = lock_of(member)
+  local shared_since, shared_number = string.match(shared or '', '^(%S+) (%d+)$')
+  if shared_since == since and tonumber(number) <= tonumber(shared_number) then return false end  -- told before the last one
   local function past(ms) return tonumber(ms) > now + AHEAD_MS and 0 or tonumber(ms) end
   local since_ms, alone = string.match(since, '^(%d+)@(.*)$')
   local is_later
