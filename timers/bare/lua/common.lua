@@ -64,11 +64,9 @@ local function is_news(member, since, number, r)
   return is_later
 end
 
--- A pod found that a key had expired. It may have looked because it heard so; `since` is empty otherwise. If that is answered already,
--- and yet a timer `waits`, this was a later expiry.
-local function found_expired(member, since, number, r, waits)
-  local last, last_number = lock_of(member)
-  if last == since and last_number == number and not waits then return end
+-- A pod found that a known key had expired. It may have looked because it heard so; `since` is empty otherwise. No report of the end of a
+-- known key is answered before this, so one that is answered already was of an earlier key, and this end has no number.
+local function found_expired(member, since, number, r)
   if since ~= '' and is_news(member, since, number, r) then answered(member, since, number, now_text)
   else answered_unheard(member) end
 end

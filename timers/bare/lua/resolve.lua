@@ -69,7 +69,7 @@ local function looked(prefix, id, member, deadline, said, spec)
   if found == 'there' then return waits and 'waits' or 'spare' end
   if found == 'ending' and not waits then return 'spare' end
   if found ~= 'ending' then call('ZREM', root .. 'bare', member) end
-  if found == 'expired' and (waits or deadline <= now) then found_expired(member, since, number, r, waits) end
+  if found == 'expired' and (waits or deadline <= now) then found_expired(member, since, number, r) end
   if not waits then return 'forgotten' end
   leave(prefix, id, r)
   if found == 'ending' or found == 'expired' then
