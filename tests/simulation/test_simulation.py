@@ -25,10 +25,10 @@ WITH_LEDGER = 80
 """Each takes five times as long."""
 
 FOUND_WITH_LEDGER = (5, 10, 321, 512, 689, 102456, 102723, 105024, 402829)
-"""Worlds with a ledger that showed a mistake among the first ten thousand: what a caller who keeps a timer is told
-while the server is away (5), prefixes that only the ledger knows after a loss (10, 321, 402829), a create that nobody was
-answered (512), a bare key whose pod dies (689), removals before
-a shard is followed (102456, 102723), a create that another one overtakes (105024)."""
+"""Worlds with a ledger that showed a mistake among the first twenty thousand: what a caller who keeps a timer is told
+while the server is away (5), prefixes that only the ledger knows after a loss (10, 321, 402829), a create that nobody
+was answered (512), a bare key whose pod dies (689), removals before a shard is followed (102456, 102723), a create that
+another one overtakes (105024)."""
 
 USUAL = 100
 """Worlds that notice most mistakes."""
