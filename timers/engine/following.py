@@ -169,10 +169,11 @@ class Following:
         """Before the pod's first sign of life, which reads the declarations: give them back if the db was just lost.
         Without them the pod would run timers of longer prefixes than its own, once these are restored. The ledger gets
         those of this pod, because it accepts timers and rows of the inbox only of prefixes that it knows."""
-        declared = {(DECLARED, prefix) for prefix in self._pod.registry.declared}
-        if unknown := declared - (await self._database.do(facts.read, writes=False)).keys():
-            said = f"{self._now_ms()} {self._pod.name}"
-            await self._database.do(partial(facts.write, changed=dict.fromkeys(sorted(unknown), said), gone=()))
+        with suppress(LedgerUnavailable):  # it gets them later, with other facts
+            declared = {(DECLARED, prefix) for prefix in self._pod.registry.declared}
+            if unknown := declared - (await self._database.do(facts.read, writes=False)).keys():
+                said = f"{self._now_ms()} {self._pod.name}"
+                await self._database.do(partial(facts.write, changed=dict.fromkeys(sorted(unknown), said), gone=()))
         looks = (self._pod.away.reached(shard, stages(self._store, [shard])) for shard in self._pod.shards)
         found = chain.from_iterable(await asyncio.gather(*looks))
         if not all(stage.is_whole for some in found for stage in some.values()):
