@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -26,6 +27,7 @@ from timers import TimerClient
 from timers.client import client_over, open_store
 from timers.core.model import Status
 from timers.embedded import Family
+from timers.errors import Unavailable
 from timers.settings import load_settings
 from timers.store.servers import connect
 
@@ -281,6 +283,13 @@ async def test_a_restart_of_the_shipped_server_keeps_every_timer(
         await start_server(family, tmp_path / "server", *options) as server,
         TimerClient(server_url(tmp_path, server)) as client,
     ):
+
+        async def loaded() -> bool:
+            with suppress(Unavailable):
+                return bool((await client.list()).items)
+            return False
+
+        await eventually(loaded, "the server has loaded its data")
         assert sorted(timer.id for timer in (await client.list()).items) == sorted(ids)
         assert (await client.stats()).to_json()["by_status"]["scheduled"] == len(ids)
 
