@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.engine.fleet import Calls, Fleet, Held, until
-from tests.ledger.copies import agreed, in_ledger
+from tests.ledger.copies import agreed, in_ledger, say
 from tests.ledger.test_doctor import check_of
 from tests.life.test_backup import exported, imported
 from tests.life.test_limits import Busy, arm, ended, ids
@@ -395,6 +395,10 @@ async def test_a_prefix_that_only_the_ledger_knows_is_accepted(
     assert isinstance(batch, Armed)
     with pytest.raises(NoProcessor):
         await client.create("other", "x", delay="24h")
+    await say(fleet.store, 0, "whole 1")
+    await fleet.redis.delete("timers:{pods}:declared")  # as `timers prefixes forget`
+    with pytest.raises(NoProcessor):
+        await client.create("note", "forgotten", delay="24h")
     await client.close()
 
 

@@ -27,7 +27,7 @@ from timers.store import codec
 from timers.store.callers import Quota, Quotas
 from timers.store.cooperative import Turn
 from timers.store.filters import Visible
-from timers.store.following import stages
+from timers.store.following import FIRST_SHARD, stages
 from timers.store.store import FOUNDING_TRIES, Arming, Identity, Reply, Store
 
 _PAUSES: Final = (0.05, 0.1, 0.2, 0.4)
@@ -222,13 +222,12 @@ class LedgerFirst:
     async def refusals(
         self, declared: Declared, prefixes: Collection[str], visible: Visible | None
     ) -> dict[str, NoProcessor]:
-        """As those of `declared`, and what the ledger knows counts too: Redis may be away, or have just lost what was
-        declared there."""
+        """As those of `declared`. The ledger's word counts too while Redis is away, or lacks what it has lost."""
         try:
             refused = await declared.refusals(prefixes, visible)
         except Unavailable:
             return declared.refusals_without_redis(prefixes, await self._declared(), visible)
-        if refused:
+        if refused and not (await stages(self._store, [FIRST_SHARD]))[FIRST_SHARD].is_whole:
             with suppress(LedgerUnavailable):
                 if known := await self._declared():
                     return declared.refusals_without_redis(prefixes, known, visible)
