@@ -268,3 +268,21 @@ async def test_a_redis_user_without_the_right_to_a_prefix_is_a_503_that_names_it
         results = (await api.call("POST", "/v1/timers/batch", batch)).body["results"]
         assert [result["status"] for result in results] == [503, 201]
         assert (await api.call("GET", "/v1/timers/lost/x")).status == 404
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize("call", ["GET /v1/stats", "POST /v1/losses/acknowledge"])
+async def test_a_redis_user_without_the_right_to_the_identity_is_a_503_that_says_so(
+    server: EmbeddedServer, call: str
+) -> None:
+    """It was `unavailable`, as if Redis were away."""
+    async with Redis.from_url(server.url) as redis:
+        await redis.flushall()
+        await grant(redis, 0, ["test"])
+        async with running_api(as_user(server.url), [done]) as api:
+            await grant(redis, 0, ["test"], without=["evalsha"])
+            refused = await api.call(*call.split())
+            said = refused.problem(503, "redis-rights")["detail"]
+            await grant(redis, 0, ["test"])
+    assert said.startswith("the Redis user lacks a right: ")
+    assert refused.headers["Retry-After"] == "1"

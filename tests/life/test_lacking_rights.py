@@ -18,8 +18,10 @@ from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.dashboard.overview import health, read_seen
 from timers.doctor.examining import examine
+from timers.engine.peers import Peers
 from timers.errors import RedisRights
 from timers.store import codec, refusals
+from timers.store.membership import Member, Membership
 from timers.store.restoring import Restored, restore
 from timers.store.servers import connect
 from timers.store.store import Store
@@ -128,6 +130,18 @@ async def test_a_new_timer_that_lacks_a_right_changes_nothing(fleet: Fleet, limi
     with pytest.raises(RedisRights, match=rf"(?i)\b{lacks}\b"):
         await client_over(limited).create("note", "new", due_at=due_ms)
     assert await everything(fleet) == whole
+
+
+@pytest.mark.parametrize("lacks", ["evalsha", "hgetall"])
+async def test_a_pod_that_may_no_longer_read_the_identity_waits(fleet: Fleet, limited: Store, lacks: str) -> None:
+    """It ended at once, as if the db had got another number of shards, and so did every other pod."""
+    await limited.identity.join()
+    ended: list[Exception] = []
+    peers = Peers(Membership(limited), Member("pod"), disagreed=ended.append)
+    await grant(fleet.redis, 0, ["note"], without=[lacks])
+    with pytest.raises(RedisRights, match=rf"(?i){lacks}"):
+        await peers.check_identity(())
+    assert not ended
 
 
 async def test_one_refused_prefix_of_a_batch_holds_up_no_other(fleet: Fleet, limited: Store) -> None:

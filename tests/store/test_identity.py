@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import time_machine
@@ -142,6 +143,19 @@ async def test_a_shard_that_lost_its_epoch_is_founded_again(store: Store, epoch:
     await store.connections.commands.set(EPOCH, epoch)
     assert (await put(store)).code == "exists"
     assert await store.connections.commands.get(EPOCH) == store.identity.stamp.encode()
+
+
+async def test_a_lost_shard_that_cannot_be_founded_undoes_nothing_on_others(real: Store) -> None:
+    """The batch said that nothing was done, although another shard had its timer by then."""
+    batch, there = [arming(str(n), due="+3600000") for n in range(20)], other(real, 4)
+    await there.arm(batch)
+    await there.connections.commands.delete("timers:{1}:epoch")
+    with (
+        patch.object(there.identity, "found", side_effect=RedisRights("it may not SET")),
+        pytest.raises(RedisRights) as refused,
+    ):
+        await there.arm([each._replace(if_exists="replace") for each in batch])
+    assert not refused.value.nothing_done
 
 
 async def test_a_foreign_value_in_place_of_a_shards_epoch_stops_no_arm(store: Store) -> None:

@@ -190,7 +190,7 @@ class DbIdentity:
     async def refresh(self) -> None:
         """Read the db's identity, if it has one, and its losses. Changes nothing in the db. An epoch other than the one
         under which timers were armed is left to `check`. Raises ConfigurationError if the db cannot be used: it has
-        another number of shards or a newer format, or cannot be read."""
+        another number of shards or a newer format, or cannot be read; RedisRights if the Redis user may not."""
         meta = await self._change("look")
         if meta is not None:
             self.losses, self.foreign = meta.losses, meta.foreign
@@ -388,10 +388,10 @@ class DbIdentity:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Raises ConfigurationError if the meta is no hash, or the Redis user may not read it."""
+    """Raises ConfigurationError if the meta is no hash."""
     try:
         yield
-    except (ResponseError, RedisRights) as error:
+    except ResponseError as error:
         overwritten = f"{keys.META} is not a hash: another program has written it"
         why = overwritten if str(error).startswith("WRONGTYPE") else error
         raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {why}") from error

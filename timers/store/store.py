@@ -3,7 +3,8 @@
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -223,11 +224,8 @@ class Store:
                 for shard, places in batches
             ]
             foreign: set[int] = set()
-            try:
+            with _after(answers):
                 written = await self.run_durably(level, name, calls)
-            except Unavailable as error:
-                error.nothing_done = error.nothing_done and not answers
-                raise
             for (shard, places), (reply, in_time) in zip(batches, written, strict=True):
                 if reply[1] == b"foreign":
                     foreign.add(shard)
@@ -239,7 +237,8 @@ class Store:
                 return [answers[place] for place in range(len(identities))], missed
             if expected:
                 raise Unavailable("Redis has lost data meanwhile")
-            await self.identity.found(foreign)
+            with _after(answers):
+                await self.identity.found(foreign)
         raise Unavailable(KEEPS_CHANGING)
 
     async def get(self, identities: Sequence[Identity]) -> list[Timer | None]:
@@ -546,6 +545,16 @@ class Store:
 
     def _refused(self, error: RedisRights) -> RedisRights:
         return self.refusals.denied(error.command) if error.command else error
+
+
+@contextmanager
+def _after(answers: Sized) -> Iterator[None]:
+    """What goes wrong within was not the first step of the call if there are answers already: something was done."""
+    try:
+        yield
+    except Unavailable as error:
+        error.nothing_done = error.nothing_done and not answers
+        raise
 
 
 def _batches(places: Sequence[int], lines: Sequence[str | bytes], most: int) -> Iterator[list[int]]:
