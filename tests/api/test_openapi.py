@@ -41,6 +41,12 @@ async def test_every_route_is_in_the_document_and_every_call_of_it_has_a_route(a
     assert documented == {(operation.method, operation.path) for operation in OPERATIONS}
 
 
+@pytest.mark.parametrize("path", [each.path for each in OPERATIONS if each.method == "GET" and "{" not in each.path])
+async def test_a_misspelt_parameter_is_ignored_or_refused_as_the_document_says(api: Api, path: str) -> None:
+    """`/docs` and `/openapi.json` refused it without saying so in the document."""
+    assert (await api.call("GET", f"{path}?misspelt=1")).status in (200, 422)
+
+
 def test_no_two_calls_share_a_name() -> None:
     assert len({operation.id for operation in OPERATIONS}) == len(OPERATIONS)
 

@@ -322,7 +322,8 @@ POD_OPERATIONS: Final = (
 
 
 def _file(operation_id: str, name: str, summary: str, description: str, media_type: str) -> Operation:
-    return Operation(operation_id, f"GET /docs{name}", None, summary, _ok(description, media_type=media_type))
+    found = _ok(description, media_type=media_type)
+    return Operation(operation_id, f"GET /docs{name}", None, summary, found, problems=("invalid-input",))
 
 
 PROBE_OPERATIONS: Final = (
@@ -341,7 +342,14 @@ PROBE_OPERATIONS: Final = (
         _ok("It is ready.", answers.ReadyAnswer),
         problems=("not-ready",),
     ),
-    Operation("getDocument", "GET /openapi.json", None, "Get this document", _ok("OpenAPI 3.1.", answers.Document)),
+    Operation(
+        "getDocument",
+        "GET /openapi.json",
+        None,
+        "Get this document",
+        _ok("OpenAPI 3.1.", answers.Document),
+        problems=("invalid-input",),
+    ),
     _file("getDocs", "", "Show this document as a page", "The page.", HTML),
     _file("getDocsStyle", "/swagger-ui.css", "Get the page's style sheet", "A file of Swagger UI.", CSS),
     _file("getDocsProgram", "/swagger-ui-bundle.js", "Get the page's script", "A file of Swagger UI.", JAVASCRIPT),
