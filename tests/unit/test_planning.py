@@ -26,12 +26,20 @@ def test_a_time_one_millisecond_beyond_the_longest_delay_is_refused(fraction: fl
         plan(NewTimer(prefix="note", due_at=round(NOW_MS + fraction) + MAX_MS + 1), NOW_MS + fraction)
 
 
-def test_ids_of_the_service_sort_by_time_and_never_repeat() -> None:
+def test_ids_of_the_service_sort_as_they_were_made_and_never_repeat() -> None:
+    """Those of one millisecond had no order, such as those of one batch."""
     ids: list[str] = []
     for year in (2026, 2027, 2100, 3000):
         with time_machine.travel(f"{year}-01-01T00:00:00Z", tick=False) as clock:
-            for _ in range(3):
-                ids += sorted(new_id() for _ in range(100))
-                clock.shift(0.001)
+            for step in (0.001, -0.002, 0.001):
+                ids += [new_id() for _ in range(100)]
+                clock.shift(step)
     assert ids == sorted(set(ids))
     assert {len(check_id(id)) for id in ids} == {22}
+
+
+def test_ids_follow_a_clock_that_was_put_back_far() -> None:
+    with time_machine.travel("2100-01-01T00:00:00Z", tick=False):
+        later = new_id()
+    with time_machine.travel("2050-01-01T00:00:00Z", tick=False):
+        assert new_id() < later
