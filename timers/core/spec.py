@@ -206,7 +206,8 @@ def _not_removed(value: object) -> object:
 
 
 class TimerChange(Spec):
-    """A change to a scheduled timer with `PATCH`: only the given fields change. Null removes an optional field."""
+    """A change to a scheduled timer with `PATCH`: only the given fields change, each as a whole: a `payload` or
+    `metadata` replaces the one before, as `application/merge-patch+json` too. Null removes an optional field."""
 
     model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_CHANGE)
 
