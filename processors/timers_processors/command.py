@@ -1,6 +1,7 @@
 """Owns the start of the `timers` command. It is outside `timers`, so it can tell when another module hides that
 name."""
 
+import os
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from pathlib import Path
 
 def main() -> None:
     """Run the command line of this process and exit."""
+    open_closed_streams()
     shadow = shadowing()
     if shadow is not None:
         sys.exit(
@@ -24,6 +26,14 @@ def main() -> None:
     from timers.cli import main as command  # noqa: PLC0415 (a shadowing module of that name would not have it)
 
     command()
+
+
+def open_closed_streams() -> None:
+    """Send what goes to an output that the caller has closed (`2>&-`) nowhere. Python has None in its place, and the
+    next connection would get its number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 (until the process ends)
 
 
 def shadowing() -> str | None:

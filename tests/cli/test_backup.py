@@ -621,6 +621,16 @@ def test_a_reader_that_has_seen_enough(here: Service) -> None:
         assert writer.wait() == 1
 
 
+@pytest.mark.parametrize(("closed", "line"), [("2>&-", '{"type":"footer"'), (">&-", ""), (">&- 2>&- <&-", "")])
+def test_an_export_whose_caller_has_closed_a_stream(here: Service, closed: str, line: str) -> None:
+    create(here, "a")
+    program = ["sh", "-c", f'exec "$0" -m timers export --url "$1" {closed}', sys.executable, here.url]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=END_SECONDS, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "".join(ended.stdout.splitlines()[-1:]).startswith(line)
+    assert ended.stderr in ("", "timers: 1 timers exported\n")
+
+
 def test_an_import_that_was_killed_goes_on(
     there: Service, start: Callable[..., Process], server: EmbeddedServer
 ) -> None:
