@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr
 from timers.core.durations import parse_ms
 from timers.core.fields import check_callers_prefix, check_prefix, owner
 from timers.core.hooks import Hook
-from timers.errors import ConfigurationError, InvalidInput
+from timers.errors import ConfigurationError, FieldError, InvalidInput
 
 MAX_SHARDS: Final = 1024
 REDIS_SCHEMES: Final = (
@@ -115,27 +115,34 @@ def _is_address(text: str) -> bool:
 
 
 def check_redis_url(url: str) -> str:
-    """Refuses a URL that cannot be a server. An accepted URL splits safely, so `redacted` hides every password in
-    it."""
-    split, hosts = split_hosts(url)
-    if split.scheme not in REDIS_SCHEMES or split.fragment:
-        raise ValueError(f"expected {REDIS_URL}")
-    if split.scheme == "unix":
-        usable = len(split.path) > 1
-    else:
-        path = r"/[^/@]+(/\d+)?" if split.scheme.endswith("+sentinel") else r"/?|/[0-9]+"
-        usable = _check_hosts(split.scheme, hosts) and re.fullmatch(path, split.path) is not None
+    """Refuses a URL that cannot be a server, with a ValueError that quotes nothing of it. An accepted URL splits
+    safely, so `redacted` hides every password in it."""
+    try:
+        usable = _is_redis_url(url)
+    except ValueError:  # it quotes a port that is no number: a password where the host is missing
+        usable = False
     if not usable:
         raise ValueError(f"expected {REDIS_URL}")
     return url
 
 
+def _is_redis_url(url: str) -> bool:
+    split, hosts = split_hosts(url)
+    if split.scheme not in REDIS_SCHEMES or split.fragment:
+        return False
+    if split.scheme == "unix":
+        return len(split.path) > 1
+    path = r"/[^/@]+(/\d+)?" if split.scheme.endswith("+sentinel") else r"/?|/[0-9]+"
+    return _check_hosts(split.scheme, hosts) and re.fullmatch(path, split.path) is not None
+
+
 def check_given_url(name: str, url: str) -> None:
-    """As `check_redis_url`, for what a caller gave by this name. Raises InvalidInput."""
+    """As `check_redis_url`, for what a caller gave by this name. Raises InvalidInput, which does not show the value:
+    where no host or scheme can be told, neither can a password."""
     try:
         check_redis_url(url)
     except ValueError:
-        raise InvalidInput.of(name, redacted(url), REDIS_URL) from None
+        raise InvalidInput([FieldError(name, "the given value", REDIS_URL)]) from None
 
 
 def signing_key(secret: str) -> bytes:

@@ -90,10 +90,33 @@ def test_an_empty_url_is_refused_instead_of_meaning_another_server(bare: Command
     assert (ended.code, "it is empty" in ended.err) == (2, True)
 
 
-def test_a_bad_url_is_reported_without_its_password(bare: CommandLine) -> None:
-    told = bare("ls", "--url", "http://shop:hidden@127.0.0.1/").refusal(2)
-    assert told.startswith("timers: --url: 'http://shop:***@127.0.0.1/' is not accepted; expected a URL")
-    assert "hidden" not in told
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://shop:hidden@127.0.0.1/",
+        "redis:/shop:hidden@127.0.0.1:6379/5",
+        "redis:shop:hidden@127.0.0.1",
+        "shop:hidden@127.0.0.1:6379",
+        "redis://shop:hidden",
+        "rediss://:hidden",
+    ],
+)
+def test_a_bad_url_is_reported_without_its_password(bare: CommandLine, url: str) -> None:
+    fine = "redis://127.0.0.1:1"
+    for words, name in (
+        (("ls", "--url", url), "--url"),
+        (("copy", url, fine), "FROM_URL"),
+        (("copy", fine, url), "TO_URL"),
+        (("copy", url, "--abort"), "FROM_URL"),
+    ):
+        told = bare(*words).refusal(2)
+        assert told.startswith(f"timers: {name}: the given value is not accepted; expected a URL")
+        assert "hidden" not in told
+
+
+def test_a_url_that_an_abort_does_not_take_is_not_shown(bare: CommandLine) -> None:
+    told = bare("copy", "redis://127.0.0.1:1", "redis://:hidden@127.0.0.1:2", "--abort").refusal(2)
+    assert told == "timers: --abort: 'TO_URL' is not accepted; expected FROM_URL alone"
 
 
 def test_the_processors_are_shown_with_where_they_were_found(bare: CommandLine) -> None:

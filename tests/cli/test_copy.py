@@ -189,8 +189,8 @@ def test_an_unfinished_move_is_given_back(timers: CommandLine, server: EmbeddedS
         (("redis://127.0.0.1:1", "redis://127.0.0.1:1", "--abort"), r"--abort: .* expected FROM_URL alone"),
         (("redis://127.0.0.1:1", "redis://127.0.0.1:1", "--wait", "x"), r"--wait: 'x' is not accepted"),
         (("redis://127.0.0.1:1", "redis://127.0.0.1:2", "--shards", "1025"), r"--shards.*1024"),
-        (("nowhere", "redis://127.0.0.1:1"), r"FROM_URL: 'nowhere' is not accepted; expected a URL"),
-        (("redis://127.0.0.1:1", "nowhere"), r"TO_URL: 'nowhere' is not accepted; expected a URL"),
+        (("nowhere", "redis://127.0.0.1:1"), r"FROM_URL: the given value is not accepted; expected a URL"),
+        (("redis://127.0.0.1:1", "nowhere"), r"TO_URL: the given value is not accepted; expected a URL"),
     ],
 )
 def test_what_cannot_be_meant_is_named(timers: CommandLine, arguments: tuple[str, ...], says: str) -> None:

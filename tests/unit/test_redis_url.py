@@ -18,13 +18,15 @@ from timers.store.servers import connect
         ("redis+sentinel://127.0.0.1/main?credential_provider=x", "the option 'credential_provider' is not accepted"),
         ("redis+cluster://127.0.0.1?event_dispatcher=x", "the option 'event_dispatcher' is not accepted"),
         ("redis+cluster://127.0.0.1?db=5", "db 5 cannot be used: .*; expected redis.cluster://HOST:PORT without a db"),
+        ("rediss://someone:hidden", "cannot be used: expected a URL with a server"),
         ("rediss+cluster://127.0.0.1/5", "db 5 cannot be used: .*; expected rediss.cluster://HOST:PORT without a db"),
     ],
 )
 def test_a_part_that_is_not_accepted_is_named(url: str, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"^TIMERS_REDIS_URL: {said}") as refused:
+    with pytest.raises(ConfigurationError, match=f"^TIMERS_REDIS_URL:? {said}") as refused:
         connect(url)
     assert "\n" not in str(refused.value)
+    assert "hidden" not in str(refused.value)
 
 
 async def test_an_encoding_changes_nothing() -> None:

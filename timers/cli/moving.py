@@ -50,15 +50,15 @@ def copy(
 ) -> None:
     """Move the service to another server, to a cluster, or to another number of shards. All timers stay exactly as they
     are; callers get 503 meanwhile, and due timers wait. Repeat it after an interruption."""
+    check_given_url("FROM_URL", from_url)
     if abort_:
         if to_url is not None or dry_run:
-            raise InvalidInput.of("--abort", to_url or "--dry-run", "FROM_URL alone")
+            raise InvalidInput.of("--abort", "TO_URL" if to_url else "--dry-run", "FROM_URL alone")
         asyncio.run(_abort(from_url))
         return
     if to_url is None:
         raise InvalidInput.of("TO_URL", None, "the URL of an empty db")
-    for name, url in (("FROM_URL", from_url), ("TO_URL", to_url)):
-        check_given_url(name, url)
+    check_given_url("TO_URL", to_url)
     asyncio.run(_copy(from_url, to_url, shards, parse_ms(wait, "--wait") / 1000, output, dry_run=dry_run))
 
 
