@@ -182,6 +182,12 @@ def test_an_unfinished_move_is_given_back(timers: CommandLine, server: EmbeddedS
     assert timers("cancel", "test", "a").code == 0
 
 
+def test_only_the_url_that_cannot_be_used_is_named(timers: CommandLine, server: EmbeddedServer) -> None:
+    told = timers("copy", server.url, "redis+cluster://127.0.0.1:6379/5").refusal()
+    assert told.startswith("timers: TO_URL: db 5 cannot be used: a cluster has only db 0")
+    assert server.url not in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

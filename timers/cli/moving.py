@@ -101,6 +101,8 @@ async def _opened(name: str, url: str, shards: int | None = None) -> AsyncIterat
             await store.connections.close()
     except ConfigurationError as error:
         said = str(error).replace("TIMERS_REDIS_URL", name).replace("TIMERS_SHARDS", "--shards")
+        if said == str(error):  # it is about the other db, and says so already
+            raise
         raise ConfigurationError(f"{said} ({redacted(url)})" if redacted(url) not in said else said) from error
 
 
