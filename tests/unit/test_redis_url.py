@@ -18,6 +18,7 @@ from timers.store.servers import connect
         ("redis+sentinel://127.0.0.1/main?credential_provider=x", "the option 'credential_provider' is not accepted"),
         ("redis+cluster://127.0.0.1?event_dispatcher=x", "the option 'event_dispatcher' is not accepted"),
         ("redis+cluster://127.0.0.1?db=5", "db 5 cannot be used: .*; expected redis.cluster://HOST:PORT without a db"),
+        ("rediss://127.0.0.1/0?ssl_cert_reqs=some", "cannot be used: Invalid SSL Certificate Requirements Flag: some"),
         ("rediss://someone:hidden", "cannot be used: expected a URL with a server"),
         ("rediss+cluster://127.0.0.1/5", "db 5 cannot be used: .*; expected rediss.cluster://HOST:PORT without a db"),
     ],

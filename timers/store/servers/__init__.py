@@ -4,6 +4,8 @@ waits for there."""
 import re
 from typing import Final
 
+from redis.exceptions import RedisError
+
 from timers.errors import ConfigurationError
 from timers.setting_values import check_redis_url
 from timers.store.servers.cluster import connect_cluster
@@ -28,5 +30,5 @@ def connect(url: str, *, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS)
             raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
         said = f"the option {option[1]!r} is not accepted; expected options of redis-py's connections, such as"
         raise ConfigurationError(f"TIMERS_REDIS_URL: {said} socket_timeout=5 or ssl_ca_certs=FILE") from error
-    except ValueError as error:
+    except (ValueError, RedisError) as error:  # a RedisError for the value of an option of TLS
         raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
