@@ -140,6 +140,7 @@ async def test_psycopg_and_a_missing_driver() -> None:
         ),
         ("sqlite+aiosqlite:////f?timeout=abc", "'timeout' is not accepted; sqlite"),
         ("sqlite:////f", "the given value is not accepted; expected postgresql"),
+        ("sqlite+aiosqlite:///:memory:", "the given value is not accepted; expected postgresql"),
         ("sqlite://", "the given value is not accepted; expected postgresql"),
         ("sqlite+aiosqlite:////f?mode=ro", "'mode' is not accepted; sqlite"),
         ("postgresql+asyncpg://u:hidden@127.0.0.1:abc/x", "the given value is not accepted; expected postgresql"),

@@ -358,8 +358,8 @@ def _engine(url: str, file: SqliteFile) -> AsyncEngine:
 
 
 def _sqlite(url: URL, file: SqliteFile) -> AsyncEngine:
-    """Raises ValueError for a driver that cannot be awaited."""
-    if url.get_driver_name() != "aiosqlite":
+    """Raises ValueError for a driver that cannot be awaited, and for a database in memory, which keeps nothing."""
+    if url.get_driver_name() != "aiosqlite" or url.database == ":memory:":
         raise ValueError(url.drivername)
     if sqlite3.sqlite_version_info < SQLITE:
         raise ConfigurationError(
