@@ -368,6 +368,7 @@ def _sources(environ: Mapping[str, str] | None, env_file: Path) -> tuple[_Given,
     links = service_links(given)
     written = _written(env_file)
     _refuse_unknown((*written, *(name for name in given if name not in links)))
+    _refuse_undecodable(given)
     environment, paths = values.with_secrets({n: v for n, v in given.items() if v and n not in links}, SECRET_NAMES)
     file, in_file = values.with_secrets({n: v for n, v in written.items() if v != ""}, SECRET_NAMES)
     return environment, file, {**{n: path for n, path in in_file.items() if n not in environment}, **paths}
@@ -406,6 +407,16 @@ def _refuse_unknown(names: Iterable[str]) -> None:
                 f"did you mean {_NAME_PREFIX}{close[0]}?" if close else f"the settings are {', '.join(SETTING_NAMES)}"
             )
             raise ConfigurationError(f"{shown(name)} is not a setting; {hint}")
+
+
+def _refuse_undecodable(given: Mapping[str, str]) -> None:
+    """Bytes that are not UTF-8 come as lone surrogates, which nothing could write, send or show."""
+    for name, value in given.items():
+        if name.startswith(_NAME_PREFIX) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise ConfigurationError(f"{name}: the given value is not accepted; expected UTF-8 text") from None
 
 
 def _complaints(error: ValidationError, given: Mapping[str, str | None]) -> Iterable[str]:

@@ -1,5 +1,6 @@
 """Every setting: its default, what it accepts, and the one-line error for all else, which shows no secret."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,13 @@ def test_an_impossible_value_is_refused_with_name_value_and_rule(name: str, valu
     line = refusal(**{name: value})
     assert line.startswith(f"TIMERS_{name}: {value!r} is not accepted; expected ")
     assert accepted in line
+
+
+@pytest.mark.parametrize("name", ["SIGNING_SECRETS", "REDIS_URL", "DATA_DIR", "POD"])
+def test_bytes_that_are_no_text_are_refused_unseen(name: str) -> None:
+    assert refusal(**{name: os.fsdecode(b"secret\xff")}) == (
+        f"TIMERS_{name}: the given value is not accepted; expected UTF-8 text"
+    )
 
 
 def test_all_bad_settings_are_named_at_once() -> None:
