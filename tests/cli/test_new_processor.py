@@ -55,7 +55,7 @@ def test_its_wheel_brings_a_processor_that_pods_find(bare: CommandLine) -> None:
     del sys.modules["invoice_reminder"]  # it would be taken in the next test
 
 
-@pytest.mark.parametrize("prefix", ["a.b-c_d2", "x2", "log-mine"])
+@pytest.mark.parametrize("prefix", ["a.b-c_d2", "x2", "x", "log-mine"])
 def test_any_prefix_that_can_be_a_module_gives_a_project(bare: CommandLine, prefix: str) -> None:
     assert bare("new-processor", prefix).code == 0
     project = tomllib.loads((Path(prefix) / "pyproject.toml").read_text())

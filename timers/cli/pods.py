@@ -188,7 +188,7 @@ def _module(name: str) -> str:
     """The module's name. Raises InvalidInput for a prefix that cannot name a package and a module."""
     module = re.sub(r"[-.]", "_", name)
     taken = keyword.iskeyword(module) or module.split("_")[0] == "timers" or find_spec(module) is not None
-    if taken or not re.fullmatch(r"[a-z]\w*[a-z0-9]", module):
+    if taken or not re.fullmatch(r"[a-z](\w*[a-z0-9])?", module):
         rule = "a prefix that can also name a module: it starts with a letter, does not end in '_', and is not taken"
         raise InvalidInput.of("NAME", name, rule)
     return module
