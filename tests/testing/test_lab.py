@@ -240,6 +240,42 @@ async def test_a_plain_block_leaves_it_to_the_loop() -> None:
     await until(lambda: held.log == ["opened", "taken back", "closed"], "they are left")
 
 
+async def test_labs_side_by_side_each_have_their_own_clock() -> None:
+    """The clock of the lab that was opened last was the clock of all: the others ran nothing, without a word."""
+
+    async def year(start: datetime) -> int:
+        async with TimerLab(start=start) as lab:
+            lab.add(remind)
+            await lab.timers.create("remind", "a", delay="1h")
+            await opened.wait()
+            await lab.advance("1h")
+            (run,) = lab.runs
+            return run.at.year
+
+    opened = asyncio.Barrier(3)
+    starts = [datetime(year, 1, 1, tzinfo=UTC) for year in (2020, 2031, 2029)]
+    assert await asyncio.gather(*map(year, starts)) == [2020, 2031, 2029]
+
+
+async def test_a_lab_that_closes_before_a_later_one_leaves_that_its_sleep() -> None:
+    """It put back what it had found, and the later one then put its own back for good."""
+    sleep = asyncio.sleep
+
+    @processor("sleeps")
+    async def sleeps(timer: Timer, context: Context) -> None:
+        await asyncio.sleep(DEADLINE_SECONDS * 100)
+
+    first, second = TimerLab(), TimerLab()
+    first.__enter__()
+    with second:
+        second.add(sleeps)
+        await second.timers.create("sleeps", "a", delay=0)
+        first.__exit__()
+        await second.advance("1d")
+        assert [run.status for run in second.runs] == ["completed"]
+    assert asyncio.sleep is sleep
+
+
 async def test_other_processors_leave_the_lifespans_of_those_before(timer_lab: TimerLab) -> None:
     held = Held()
     for _ in range(2):

@@ -1,11 +1,13 @@
 """Owns the fake server: fakeredis, which runs the service's own scripts on a clock that the test moves.
 
-It publishes no `expired` event, so the lab itself looks for what is due.
+It publishes no `expired` event, so the lab itself looks for what is due. Servers with different clocks may be used side
+by side, in one thread or several.
 """
 
 import asyncio
 import hashlib
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,10 +28,53 @@ _CLOCKS: Final = (
 """The places where fakeredis asks for the time."""
 
 
+class _Now(threading.local):
+    """What the time is for the fake server whose command this thread executes. None between commands."""
+
+    clock: Callable[[], float] | None = None
+
+
+_now: Final = _Now()
+
+
+def _time() -> float:
+    return time.time() if _now.clock is None else _now.clock()
+
+
+class _Clocked:
+    """A fake server's lock, which it holds for each command. Meanwhile the thread has the server's clock."""
+
+    def __init__(self, lock: threading.Lock, now_s: Callable[[], float]) -> None:
+        self._lock, self._now_s = lock, now_s
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        taken = self._lock.acquire(blocking, timeout)
+        if taken:
+            _now.clock = self._now_s
+        return taken
+
+    def release(self) -> None:
+        _now.clock = None
+        self._lock.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def server_on_clock(now_s: Callable[[], float]) -> FakeServer:
+    """An empty fake server with this clock, in seconds since the epoch, while `clocks` are there."""
+    server: Any = FakeServer()
+    server.lock = _Clocked(server.lock, now_s)
+    return cast("FakeServer", server)
+
+
 @contextmanager
-def on_clock(now_s: Callable[[], float]) -> Iterator[None]:
-    """Give every fake server this clock, in seconds since the epoch."""
-    module = SimpleNamespace(**{**vars(time), "time": now_s})
+def clocks() -> Iterator[None]:
+    """Have fakeredis ask each server's own clock. Those without one have the machine's."""
+    module = SimpleNamespace(**{**vars(time), "time": _time})
     with ExitStack() as patches:
         for name in _CLOCKS:
             patches.enter_context(patch(name, module))

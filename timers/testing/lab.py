@@ -6,9 +6,10 @@ nothing extends a lease.
 
 import asyncio
 import heapq
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from types import ModuleType
 from typing import Any, Final, Self
 from unittest.mock import patch
 
-from fakeredis import FakeRedis, FakeServer
+from fakeredis import FakeRedis
 
 from timers.client import TimerClient, client_over
 from timers.core.calls import Delay
@@ -35,7 +36,7 @@ from timers.engine.supervisor import Lifespans, Supervisor
 from timers.processor import Processor, Registry, in_module
 from timers.store import keys, queries
 from timers.store.store import Settlement, Store
-from timers.testing.fake import fake_connections, on_clock
+from timers.testing.fake import clocks, fake_connections, server_on_clock
 
 PATIENCE_SECONDS: Final = 1.0
 """If a run waits this long, in real time, for something other than the lab's clock, it is taken to wait for its
@@ -124,6 +125,7 @@ class TimerLab:
     """A timer service for one test, as a context manager. `timers` is its client. `runs` are the runs that have ended,
     in order. While the lab is open, a processor's `asyncio.sleep` waits for the lab's clock. `asyncio.timeout` and
     `asyncio.wait_for` count real time, so that no such sleep takes too long for them; timeouts of runs count the lab's.
+    Several labs may be open at a time, each with its own clock.
 
     At its end it takes back the runs that have not ended and leaves the lifespans of processors. `async with` waits for
     that, and so does the fixture; `with` on an event loop leaves it to the loop's next turns."""
@@ -143,8 +145,7 @@ class TimerLab:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        self._open.enter_context(on_clock(lambda: self._now_ms / 1000))
-        self._open.enter_context(patch("asyncio.sleep", _sleep))
+        self._open.enter_context(_patched)
         self._store = _LabStore(self)
         self.timers = client_over(self._store)
         return self
@@ -314,6 +315,36 @@ def _own(timer: Timer) -> Timer:
     return timer._replace(spec={**timer.spec, "payload": deepcopy(timer.payload)})
 
 
+class _Shared:
+    """A block that all labs are in, of whatever task or thread: entered with the first, left with the last."""
+
+    def __init__(self, block: Callable[[], AbstractContextManager[None]]) -> None:
+        self._block, self._lock = block, threading.Lock()
+        self._users, self._open = 0, ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._open.enter_context(self._block())
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._open.close()
+
+
+@contextmanager
+def _patches() -> Iterator[None]:
+    with clocks(), patch("asyncio.sleep", _sleep):
+        yield
+
+
+_patched: Final = _Shared(_patches)
+"""What a lab would restore while another is open cannot be each lab's own."""
+
+
 async def _sleep(delay: float, result: Any = None) -> Any:
     lab = _RUN_OF.get()
     if lab is None:
@@ -342,7 +373,7 @@ class _LabStore(Store):
     """A store on a fake server. It tells the lab of every end."""
 
     def __init__(self, lab: TimerLab) -> None:
-        self._server = FakeServer()
+        self._server = server_on_clock(lambda: lab._now_ms / 1000)
         super().__init__(fake_connections(self._server), clock=_LabClock(lab))
         self._lab = lab
 
