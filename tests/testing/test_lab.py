@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.engine.fleet import until
 from tests.waiting import DEADLINE_SECONDS
@@ -274,6 +275,34 @@ async def test_a_lab_that_closes_before_a_later_one_leaves_that_its_sleep() -> N
         await second.advance("1d")
         assert [run.status for run in second.runs] == ["completed"]
     assert asyncio.sleep is sleep
+
+
+def test_a_lab_serves_one_loop_after_the_other(timer_lab: TimerLab) -> None:
+    """As in a test without a loop, which calls `asyncio.run` for each step. Services of the first loop failed on the
+    second, again and again."""
+
+    async def one_day(user: str) -> None:
+        await timer_lab.timers.create("remind", user, delay="1h")
+        await timer_lab.advance("1d")
+
+    timer_lab.add(remind)
+    with capture_logs() as logs:
+        for user in ("a", "b"):
+            asyncio.run(one_day(user))
+    assert [run.id for run in timer_lab.runs] == ["a", "b"]
+    assert logs == []
+
+
+async def test_a_lab_that_is_not_open_says_so() -> None:
+    """One that was closed advanced, and ran nothing."""
+    lab = TimerLab()
+    with pytest.raises(RuntimeError, match="not open"):
+        lab.add(remind)
+    async with lab:
+        lab.add(remind)
+        await lab.timers.create("remind", "a", delay="1h")
+    with pytest.raises(RuntimeError, match="not open"):
+        await lab.advance("1h")
 
 
 async def test_other_processors_leave_the_lifespans_of_those_before(timer_lab: TimerLab) -> None:

@@ -143,16 +143,26 @@ class TimerLab:
         self._working = set[str]()
         """The timers in whose plain functions threads are."""
         self._open = ExitStack()
+        self._is_open = False
 
     def __enter__(self) -> Self:
         self._open.enter_context(_patched)
+        self._is_open = True
         self._store = _LabStore(self)
         self.timers = client_over(self._store)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.leave()
+        self._close()
+
+    def _close(self) -> None:
+        self._is_open = False
         self._open.close()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise RuntimeError("this TimerLab is not open; use it inside `with TimerLab() as lab:`")
 
     def leave(self) -> None:
         """Take back the runs that have not ended, and leave the lifespans of processors."""
@@ -169,7 +179,7 @@ class TimerLab:
     async def __aexit__(self, *_: object) -> None:
         self._retire_engine()
         await self._leave()
-        self._open.close()
+        self._close()
 
     @property
     def now(self) -> datetime:
@@ -179,6 +189,7 @@ class TimerLab:
     def add(self, *processors: Processor | ModuleType) -> None:
         """Serve with these processors, or with all processors of a module. If two have the same prefix, the later one
         counts."""
+        self._check_open()
         if self._sleeping:
             raise RuntimeError("a run is in progress; add processors before it starts")
         for given in processors:
@@ -195,6 +206,9 @@ class TimerLab:
         """Let this much time pass. Everything that becomes due runs at its time, in order, and so do its retries,
         repeats and re-armed timers."""
         until_ms = Duration.parse(by).add_to(round(self._now_ms))
+        self._check_open()
+        if self._engine is not None and self._engine.loop is not asyncio.get_running_loop():
+            self._retire_engine()
         await self._leave()
         engine = self._engine = self._engine or Engine(self._store, self.timers, self._processors.values(), self.later)
         async with engine.working():
