@@ -3,8 +3,8 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -311,13 +311,12 @@ def _at(path: str, named: str) -> list[Processor]:
     module_name, _, attribute = path.partition(":")
     if module_name.partition(".")[0] == "timers":
         raise ConfigurationError(f"{named}, but `timers` is the service's own package; give your module another name")
-    try:
+    with _loading(f"{named}, which cannot be imported:"):
         module = importlib.import_module(module_name)  # noqa: TID251 (the operator names it)
-    except (Exception, SystemExit) as error:  # a script may end the process
-        raise ConfigurationError(f"{named}, which cannot be imported: {type(error).__name__}: {error}") from error
     if not attribute:
         return in_module(module, named)
-    found = getattr(module, attribute, None)
+    with _loading(f"{named}, which cannot be read:"):
+        found = getattr(module, attribute, None)
     if isinstance(found, Processor):
         return [found]
     if inspect.isfunction(found) and all(
@@ -327,19 +326,37 @@ def _at(path: str, named: str) -> list[Processor]:
     raise ConfigurationError(f"{named}, which is not a function with the decorator @processor")
 
 
+@contextmanager
+def _loading(
+    how: str, expected: str = "", *, passes: tuple[type[BaseException], ...] = (KeyboardInterrupt,)
+) -> Iterator[None]:
+    """Raises ConfigurationError for whatever an operator's code raises meanwhile, unless it `passes`: a script may end
+    the process, and what pytest skips with is no Exception."""
+    try:
+        yield
+    except passes:
+        raise
+    except BaseException as error:
+        raise ConfigurationError(f"{how} {_said(error)}{expected}") from error
+
+
+def _said(error: BaseException) -> str:
+    """Its kind and text in one line. The text comes from code of its own, which may raise anything."""
+    name = type(error).__name__
+    try:
+        return " ".join(f"{name}: {error}".split())
+    except Exception:  # noqa: BLE001
+        return name
+
+
 _MADE: Final = "expected a function that returns a list of processors"
 
 
 def _made_by(factory: Callable[[], Any], named: str) -> list[Processor]:
     """The processors that a function without parameters returns."""
-    try:
+    with _loading(f"{named}, which raised", f"; {_MADE}", passes=(KeyboardInterrupt, ConfigurationError)):
         made = factory()
         found = list(made) if isinstance(made, Iterable) else [made]
-    except ConfigurationError:
-        raise
-    except (Exception, SystemExit) as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigurationError(f"{named}, which raised {said}; {_MADE}") from error
     for each in found:
         if not isinstance(each, Processor):
             raise ConfigurationError(f"{named}, which returned {shown(made)}; {_MADE}")

@@ -105,11 +105,20 @@ class TestLoad:
         [
             ("import sys\nsys.exit(0)", "SystemExit: 0"),
             ("import argparse\nargparse.ArgumentParser().parse_args(['x'])", "SystemExit: 2"),
+            ("import asyncio\nraise asyncio.CancelledError('3')", "CancelledError: 3"),
+            ("raise RuntimeError('two\\nlines 4')", "RuntimeError: two lines 4"),
+            ("class E5(Exception):\n    def __str__(self): return 5\nraise E5", "E5"),
         ],
     )
     def test_a_module_that_ends_the_process_is_named(self, module: WriteModule, source: str, said: str) -> None:
+        """In one line, also where it raises no Exception, or one that cannot say what it is."""
         name = module(f"plugin_that_ends_{said[-1]}", source)
         assert complaint(name) == f"TIMERS_PROCESSORS names {name!r}, which cannot be imported: {said}"
+
+    def test_an_object_that_cannot_be_read_is_named(self, module: WriteModule) -> None:
+        name = module("plugin_that_is_lazy", "def __getattr__(name): 1 / 0")
+        text = "cannot be read: ZeroDivisionError: division by zero"
+        assert complaint(f"{name}:serve") == f"TIMERS_PROCESSORS names '{name}:serve', which {text}"
 
     def test_a_module_can_be_interrupted(self, module: WriteModule) -> None:
         name = module("plugin_that_waits", "raise KeyboardInterrupt")
