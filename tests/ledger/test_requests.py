@@ -13,7 +13,7 @@ import asyncpg
 import psycopg
 import pytest
 from sqlalchemy import create_engine, make_url, text
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from tests import postgres
@@ -67,6 +67,24 @@ async def test_bad_values_are_refused_before_anything_is_written(database: Datab
             await arm(connection, "timers.x", "a", delay="1h")
         with pytest.raises(InvalidInput, match=r"prefix: 'No'.*id: ''"):
             await cancel(connection, "No", "")
+    assert await rows(database) == []
+
+
+async def test_what_is_no_transaction_of_sqlalchemy_is_refused(database: Database, ledger_url: str) -> None:
+    """psycopg's AsyncConnection took the row, and nobody awaited it: `arm` returned an id, and nothing was armed."""
+
+    class Cursor:
+        async def execute(self, *_: object) -> None: ...
+
+    engine = create_async_engine(ledger_url)
+    async with engine.connect() as connection, connection.begin() as begun:
+        others: list[Any] = [Cursor(), engine, begun, None]
+        for tx in others:
+            with pytest.raises(InvalidInput, match=r"^tx: .*SQLAlchemy.*statement"):
+                await arm(tx, "note", "a", delay="1h")
+            with pytest.raises(InvalidInput, match=r"^tx: "):
+                await cancel(tx, "note", "a")
+    await engine.dispose()
     assert await rows(database) == []
 
 

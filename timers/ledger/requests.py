@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, scoped_session
 from timers.core.calls import After, At, ByCron, ByLadder, ChangeFields, Delay, Time
 from timers.core.fields import check_id, check_prefix
 from timers.core.spec import Plain, Requested, check_request, own_due_ms
-from timers.errors import InvalidInput
+from timers.errors import FieldError, InvalidInput
 from timers.ids import new_id
 from timers.ledger.schema import inbox
 
@@ -42,6 +42,7 @@ _TEXTS: Final[Mapping[Paramstyle, LiteralString]] = {
     "numeric_dollar": _INTO + "($1, $2, $3, $4)",
 }
 _NAMED: Final = ("named", "pyformat")
+_TX: Final = "a connection or session of SQLAlchemy; with any other library, execute a statement(…)"
 _INSERT: Final = inbox.insert().inline()
 
 
@@ -139,10 +140,14 @@ def _row(action: Requested, prefix: str, id: str | None, fields: Mapping[str, An
     return {"prefix": check_prefix(prefix), "id": check_id(given), "action": action, "body": request.body}
 
 
-def current(tx: Given) -> Transaction:
-    """The transaction itself: of what has several sessions, the one of the caller."""
-    own: Transaction = tx() if isinstance(tx, async_scoped_session | scoped_session) else tx
-    return own
+def current(tx: object) -> Transaction:
+    """The transaction itself: of what has several sessions, the one of the caller. Raises InvalidInput for anything
+    else, because a driver's own connection may take the statement and never execute it."""
+    own: object = tx() if isinstance(tx, async_scoped_session | scoped_session) else tx
+    if isinstance(own, Transaction):
+        return own
+    kind = type(own)
+    raise InvalidInput([FieldError("tx", f"{kind.__module__}.{kind.__qualname__}", _TX)])
 
 
 def _write(tx: Transaction, row: dict[str, str]) -> str | Coroutine[Any, Any, str]:
