@@ -7,7 +7,9 @@ The values are checked when they are used; see `core/spec.py`. The names are tho
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Generic, NamedTuple, NotRequired, Required, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Generic, NamedTuple, NotRequired, Required, TypeVar, Unpack, overload
+
+from typing_extensions import TypedDict
 
 from timers.core.model import Status, Timer
 from timers.core.policies import Repeat, RetryPolicy
