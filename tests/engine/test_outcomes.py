@@ -216,6 +216,29 @@ async def test_a_run_whose_end_cannot_be_worked_out_is_a_failed_attempt(fleet: F
     assert calls.timers[1].last_error["type"] == error
 
 
+class Unready(Retry):
+    """As authors write one: it leaves out what the base class would set."""
+
+    def __init__(self, seconds: float) -> None:
+        self.after, self.snooze = seconds, True
+
+    def __str__(self) -> str:
+        return f"not ready for {self.after} s"
+
+
+async def test_an_authors_own_kind_of_retry_is_one(fleet: Fleet) -> None:
+    async def act(timer: Timer, _context: Context) -> None:
+        if timer.attempt == 1:
+            raise Unready(0.001)
+
+    calls = Calls(act=act, retry={"max_attempts": 1})
+    await fleet.pod(calls)
+    await fleet.client.create("note", "x", delay=0)
+    timer = await fleet.completed("x")
+    assert (timer.attempt, timer.failures) == (2, 0)
+    assert notes(timer)[2] == "snoozed: not ready for 0.001 s"
+
+
 async def test_retry_counts_against_the_maximum(fleet: Fleet) -> None:
     async def act(_timer: Timer, _context: Context) -> None:
         raise Retry("again", after="1ms")

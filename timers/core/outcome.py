@@ -85,8 +85,12 @@ class Retry(Exception):
     With `snooze=True` it does not count: what the processor waits for is simply not there yet. `hold_off` is for a
     prefix whose timers all need what is not there: for that long the pod starts no other timer of the prefix, and then
     one at a time until one is done. Raises InvalidInput for a bad `after` or `hold_off`, which makes the run a failed
-    attempt as well.
+    attempt as well. A subclass with an `__init__` of its own may set `after` and `snooze` itself.
     """
+
+    after: Delay | None = None
+    snooze: bool = False
+    hold_off_ms: int | None = None
 
     def __init__(
         self, reason: str = "", *, after: Delay | None = None, snooze: bool = False, hold_off: Delay | None = None
