@@ -15,7 +15,18 @@ import pytest
 from redis import Redis
 
 from tests.waiting import DEADLINE_SECONDS
-from timers import Armed, BlockingTimerClient, Change, InvalidInput, NewTimerFields, NotFound, Open, Status, TimerClient
+from timers import (
+    Armed,
+    BlockingTimerClient,
+    Change,
+    ConfigurationError,
+    InvalidInput,
+    NewTimerFields,
+    NotFound,
+    Open,
+    Status,
+    TimerClient,
+)
 from timers.embedded import EmbeddedServer
 from timers.ledger.database import Database
 
@@ -58,6 +69,21 @@ def test_options_that_no_client_can_have_are_refused(kind: Any, options: dict[st
     """A misspelt durability was given to every timer, and the answer said that it was reached."""
     with pytest.raises(InvalidInput, match=said):
         kind("redis://127.0.0.1:1", **options)
+
+
+@pytest.mark.parametrize("kind", [TimerClient, BlockingTimerClient])
+@pytest.mark.parametrize(
+    ("urls", "said"),
+    [
+        (("http://127.0.0.1:1",), "TIMERS_REDIS_URL cannot be used"),
+        (("redis://127.0.0.1:1/five",), "TIMERS_REDIS_URL cannot be used"),
+        (("redis://127.0.0.1:1", "mysql://127.0.0.1/shop"), "TIMERS_LEDGER_URL"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_at_once(kind: Any, urls: tuple[str, ...], said: str) -> None:
+    """The client without a loop refused it at its first call, perhaps days after the deploy."""
+    with pytest.raises(ConfigurationError, match=said):
+        kind(urls[0], ledger=urls[1] if len(urls) > 1 else None)
 
 
 def test_it_writes_to_the_ledger_too(client: BlockingTimerClient, server: EmbeddedServer, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-from timers.client.client import TimerClient, check_options, wished
+from timers.client.client import TimerClient, wished
 from timers.client.feed import Event
 from timers.client.planning import Results, Wish
 from timers.core.calls import BlockingTimers, FilterFields
@@ -91,8 +91,8 @@ class BlockingTimerClient(BlockingTimers):
         durability: Durability = "ledger",
     ) -> None:
         """As TimerClient's."""
-        check_options(edit_lock_ms, durability)
         self._make = partial(TimerClient, url, edit_lock_ms=edit_lock_ms, ledger=ledger, durability=durability)
+        self._make()  # raises here, not at the first call; connects to nothing
         self._made: dict[int, TimerClient] = {}
 
     def __enter__(self) -> Self:

@@ -101,7 +101,8 @@ class TimerClient(Timers):
         """A client for a Redis URL whose db number is the dedicated one, and the URL of the ledger's database if the
         service has one; `durability` is that of timers that ask for none, `ledger` only if there is one. Without a URL
         it finds what the command line finds: `TIMERS_REDIS_URL`, `TIMERS_LEDGER_URL` and `TIMERS_DURABILITY`, else the
-        server of a running `timers dev`. Connects at the first call. Raises InvalidInput."""
+        server of a running `timers dev`. Connects at the first call. Raises InvalidInput, and ConfigurationError for a
+        URL that cannot be used."""
         check_options(edit_lock_ms, durability)
         self._connections = None if url is None else connect(url)
         self._store: Store | None = None
