@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,6 +70,16 @@ def test_options_that_no_client_can_have_are_refused(kind: Any, options: dict[st
     """A misspelt durability was given to every timer, and the answer said that it was reached."""
     with pytest.raises(InvalidInput, match=said):
         kind("redis://127.0.0.1:1", **options)
+
+
+@pytest.mark.parametrize("version", ["", "1", True, 1.0])
+def test_what_is_no_version_is_refused(client: BlockingTimerClient, version: Any) -> None:
+    """An empty one, as a form may send it, was no condition at all: the timer was cancelled whatever it was by then."""
+    before = client.create("log", "a", delay="1h")
+    for call in (client.cancel, partial(client.change, payload=1), partial(client.reschedule, delay="2h")):
+        with pytest.raises(InvalidInput, match=r"^version: "):
+            call("log", "a", version=version)
+    assert client.get("log", "a") == before
 
 
 @pytest.mark.parametrize("kind", [TimerClient, BlockingTimerClient])

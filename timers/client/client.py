@@ -35,7 +35,7 @@ from timers.client.planning import (
     tried,
 )
 from timers.core.calls import Armed, ChangeFields, Delay, FilterFields, Time, Timers
-from timers.core.fields import check_callers_prefix, check_id, check_prefix, check_traceparent, is_own
+from timers.core.fields import check_callers_prefix, check_id, check_prefix, check_traceparent, check_version, is_own
 from timers.core.hooks import CALLS
 from timers.core.model import Status, Timer
 from timers.core.shapes import Action, Durability
@@ -290,6 +290,7 @@ class TimerClient(Timers):
         return timer
 
     async def _cancel(self, prefix: str, id: str, version: int | None, *, purge: bool) -> Timer:
+        check_version(version)
         store, prefix, id, life = await self._changing(prefix, id)
         answer = await store.cancel(
             prefix,
@@ -322,6 +323,7 @@ class TimerClient(Timers):
         if not change.model_fields_set:
             raise InvalidInput.of("", {}, f"at least one of {', '.join(TimerChange.model_fields)}")
         check_callers_prefix(prefix)
+        check_version(version)
         store, prefix, id, life = await self._changing(prefix, id)
         while True:  # until nobody else has changed it between the read and the write
             current, due_ms = await self.get(prefix, id), own_due_ms(change, store.clock.now_ms())

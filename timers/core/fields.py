@@ -211,6 +211,13 @@ def check_id(value: object, field: str = "id") -> str:
     raise InvalidInput.of(field, value, ID_RULE)
 
 
+def check_version(value: object) -> int | None:
+    """The version that a caller expects, None for any; else InvalidInput. An empty text would be no condition."""
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise InvalidInput.of("version", value, "a whole number")
+
+
 def check_traceparent(value: object) -> str:
     """The trace if it is valid; else InvalidInput."""
     if isinstance(value, str) and _TRACEPARENT.fullmatch(value):
