@@ -2,8 +2,11 @@
 
 from typing import Any, Final
 
+from redis.asyncio import Redis
+
 from tests.waiting import patient
 from timers.client import open_store
+from timers.store import keys
 from timers.store.membership import Member, Membership
 from timers.store.servers import connect
 from timers.store.store import Store
@@ -35,3 +38,11 @@ async def declare(store: Store, *prefixes: str) -> None:
     """Declare these prefixes, for a pod that is away now."""
     await announce(store, "declared-before", processors=prefixes)
     await sign_off(store, "declared-before")
+
+
+async def forbid_writes(redis: Redis) -> None:
+    """Have the server refuse all writes, as one without its replicas, with signs of life that are old by now."""
+    async with redis.pipeline(transaction=True) as asked:
+        asked.zunionstore(f"{keys.PODS_ROOT}seen", {f"{keys.PODS_ROOT}seen": 0})
+        asked.config_set("min-replicas-to-write", 1)
+        await asked.execute()

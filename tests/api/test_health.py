@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,14 @@ from redis.asyncio import Redis
 from tests.api.conftest import done
 from tests.api.harness import Api, Reply, other_server, running_api
 from tests.api.keyed import new_key
+from tests.members import forbid_writes
 from tests.rights import USER, as_user, grant
 from tests.servers import start_server
 from tests.store.acts import arming
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.health import HealthRoutes
 from timers.api.operations import routes_of
-from timers.client.fleet import read_fleet
+from timers.client.fleet import UNSIGNED, read_fleet
 from timers.embedded import EmbeddedServer
 from timers.metrics import Metrics
 from timers.store import moving
@@ -125,6 +127,35 @@ async def test_metrics_say_as_the_probe_that_a_pod_of_a_moved_service_is_not_rea
             assert NOT_READY in told
             assert re.search("^timers_redis_up.* 1.0$", told, re.MULTILINE)
             assert "\ntimers_redis_full 0.0\n" in told
+
+
+async def test_a_pod_whose_own_sign_of_life_is_refused_takes_nobody_for_dead(tmp_path: Path) -> None:
+    """All pods look dead then, and whoever starts more helps nobody."""
+    async with (
+        await start_server("redis", tmp_path) as server,
+        Redis.from_url(server.url) as redis,
+        running_api(server.url, [done], works=True, options={"beat_ms": 50}) as api,
+    ):
+        await until_ready(api)
+        await forbid_writes(redis)
+        why = f"{UNSIGNED}: Redis cannot do this now: NOREPLICAS Not enough good replicas to write"
+
+        async def is_told() -> bool:
+            reply = await api.call("GET", "/readyz")
+            told = reply.body["warnings"] == [why] and f"{why}." in unescape(await api.text("/"))
+            return told and reply.status == 503
+
+        await eventually(is_told, "the pod tells it")
+        assert (await read_fleet(api.store)).roster.workers == []
+        assert "timers_uncovered" not in re.sub("^#.*$", "", await api.text("/metrics"), flags=re.MULTILINE)
+        assert "No worker is alive" not in await api.text("/")
+        await redis.config_set("min-replicas-to-write", 0)
+        await until_ready(api)
+
+        async def is_fine() -> bool:
+            return not (await api.call("GET", "/readyz")).body["warnings"]
+
+        await eventually(is_fine, "its signs of life are taken again")
 
 
 @BOTH

@@ -27,7 +27,7 @@ from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.ledger.copies import whole
 from tests.ledger.hurry import hurried
 from tests.ledger.test_health import away
-from tests.members import declare, sign_off
+from tests.members import declare, forbid_writes, sign_off
 from tests.rights import as_user, grant
 from tests.servers import ServerHandle, start_server
 from tests.store.acts import arming, bucket_of
@@ -174,11 +174,11 @@ async def redis_full(stage: Stage) -> AsyncIterator[None]:
 
 
 async def not_ready(stage: Stage) -> AsyncIterator[None]:
-    """Redis takes no writes, and nothing is due. A pod that a busy machine has made deaf cannot find out that it hears
-    again then, and that is another alert."""
+    """Redis takes no writes, not even signs of life, for so long that all are old, and nothing is due. A pod that a
+    busy machine has made deaf cannot find out that it hears again then, and that is another alert."""
     await stage.start(deaf_seconds=30.0)
     yield
-    await stage.fleet.redis.config_set("min-replicas-to-write", 1)
+    await forbid_writes(stage.fleet.redis)
     for line in ("timers_ready 0.0", "timers_redis_up.* 1.0", "timers_notifications_ok 1.0"):
         await stage.tells(line)
     yield

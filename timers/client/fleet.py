@@ -37,6 +37,9 @@ HELD_MS: Final = 300_000
 NAMES_SHOWN: Final = 20
 """Shards or prefixes that one sentence names; callers can make up any number of prefixes."""
 
+UNSIGNED: Final = "Redis does not take this pod's signs of life, so it cannot tell which pods are alive"
+"""Said before the reason."""
+
 
 def shortened(names: Sequence[object], most: int = NAMES_SHOWN) -> str:
     """The first names, and how many more there are."""
@@ -46,14 +49,17 @@ def shortened(names: Sequence[object], most: int = NAMES_SHOWN) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Unserved:
-    """What no live pod serves, in order."""
+    """What no live pod serves, in order, or why that is not known (see `Fleet`)."""
 
     shards: Sequence[int]
     prefixes: Sequence[str]
+    unsigned: str = ""
 
     def warnings(self, visible: Callable[[str], bool] | None = None) -> list[str]:
         """A sentence for the shards and one for the prefixes but the service's own, if there are any. Prefixes that may
-        not be seen are counted."""
+        not be seen are counted. If it is not known, why."""
+        if self.unsigned:
+            return [f"{UNSIGNED}: {self.unsigned}"]
         shards = f"shards without a live pod: {shortened(self.shards)}"
         callers = [prefix for prefix in self.prefixes if not is_own(prefix)]
         seen = [prefix for prefix in callers if visible is None or visible(prefix)]
@@ -70,16 +76,21 @@ ALL_SERVED: Final = Unserved((), ())
 
 @dataclass(frozen=True)
 class Fleet:
-    """The live pods, what was declared, and the queues with something due, at one moment."""
+    """The live pods, what was declared, and the queues with something due, at one moment. `unsigned` is why Redis did
+    not take this pod's newest sign of life: it may take no other pod's either, and then all look dead."""
 
     roster: Roster
     due: Sequence[DueQueue]
     shards: int
     now_ms: int
+    unsigned: str = ""
 
     @cached_property
     def unserved(self) -> Unserved:
-        """What no live pod serves, of the shards and of the prefixes with something due."""
+        """What no live pod serves, of the shards and of the prefixes with something due. Unknown to a pod whose own
+        sign of life was not taken."""
+        if self.unsigned:
+            return Unserved((), (), unsigned=self.unsigned)
         return self.unserved_of((shard, prefix) for shard, prefix, *_ in self.due)
 
     def unserved_of(self, queues: Iterable[Queue]) -> Unserved:
@@ -112,7 +123,7 @@ class Fleet:
 async def read_fleet(store: Store) -> Fleet:
     """The fleet as it is now. Raises Unavailable."""
     roster, (due, now_ms) = await Membership(store).read(), await queries.due(store)
-    return Fleet(roster, due, store.shards, now_ms)
+    return Fleet(roster, due, store.shards, now_ms, store.refusals.sign)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from timers.api.credentials import is_secure
 from timers.api.operations import call
 from timers.api.requests import refuse_query
 from timers.client import TimerClient
-from timers.client.fleet import LATE_MS, Fleet, Stats, read_blocked, read_stats, shortened
+from timers.client.fleet import LATE_MS, UNSIGNED, Fleet, Stats, read_blocked, read_stats, shortened
 from timers.core.durations import in_units
 from timers.core.fields import is_own
 from timers.core.model import Status
@@ -128,7 +128,15 @@ def _bad(seen: Seen, visible: Visible | None) -> Iterator[Trouble]:
     for prefix, said in {prefix: said for pod in stats.pods for prefix, said in pod.lacks.items()}.items():
         if visible is None or visible(prefix):
             yield Trouble("bad", f"Timers of {prefix!r} cannot run: {said}.", *_page_of(prefix))
-    if not any(pod.works for pod in stats.pods):
+    yield from _standstill(stats, visible)
+
+
+def _standstill(stats: Stats, visible: Visible | None) -> Iterator[Trouble]:
+    """Why nothing fires, or timers fire late."""
+    if stats.fleet.unsigned:
+        why, *server = (f": {stats.fleet.unsigned}", "/ui/server", "Server") if visible is None else ("",)
+        yield Trouble("bad", f"{UNSIGNED}{why}.", *server)
+    elif not any(pod.works for pod in stats.pods):
         yield Trouble("bad", "No worker is alive, so nothing fires until one starts.", "/ui/pods", "Pods")
     elif stats.late_ms > LATE_MS:
         since, where = in_units(stats.late_ms), "/ui/timers?status=scheduled&due_before=0s"

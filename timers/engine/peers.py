@@ -125,10 +125,12 @@ class Peers:
         self._log_refusals(me)
         try:
             roster = await self._membership.beat(me)
-        except Unavailable:
+        except Unavailable as error:
+            self._refusals.sign = str(error)
             if len(self._membership.store.connections.nodes) > 1:  # the registry is away, the shards may be there
                 await self.check_identity(())
             raise
+        self._refusals.sign = ""
         others = [member for member in roster.workers if member.pod != self._me.pod]
         if roster.version != self._roster.version or len(others) != len(self._others):
             self._rivals.cache_clear()

@@ -30,6 +30,8 @@ class Refusals:
         self._user = user
         self._lacks: _Met[str] = {}
         self._newer: _Met[int] = {}
+        self.sign = ""
+        """Why Redis did not take this pod's newest sign of life; empty if it did."""
 
     def denied(self, command: str) -> RedisRights:
         """Take note of a refused command, given with its key (`SET log:{0}:x`). Returns the error that says so."""
