@@ -175,6 +175,14 @@ def waiting(text: str) -> dict[str, str]:
     return {timer: unescape(why) for timer, why in rows}
 
 
+def held_back(metrics: str) -> set[tuple[str, ...]]:
+    """The labels of the gauge of what is held back, where that has lasted for years."""
+    return {
+        tuple(each.split(","))
+        for each in re.findall(r"^timers_held_back_seconds\{(.*)\} \d\.\d*e\+07$", metrics, re.MULTILINE)
+    }
+
+
 @pytest.mark.parametrize(
     ("limits", "held", "why"),
     [
@@ -199,6 +207,7 @@ async def test_what_is_due_at_a_limit_is_shown_with_the_limit(
     assert found.keys() == {"test/late"}
     assert found["test/late"].startswith(why)
     assert sentence((await visitor.get("/")).text) == "Timers are due, but a limit holds back test."
+    assert held_back(await visitor.api.text("/metrics")) == {('by="limit"', 'prefix="test"')}
 
 
 async def test_what_is_due_but_paused_or_served_by_nobody_is_shown_with_the_reason_beside_what_may_run(
@@ -219,6 +228,7 @@ async def test_what_is_due_but_paused_or_served_by_nobody_is_shown_with_the_reas
     said = dict(troubles(text))
     assert said["Timers are due, but no live pod serves mine."] == "/ui/prefixes/mine"
     assert said["Timers are due, but somebody has paused test-paused."] == "/ui/prefixes/test-paused"
+    assert held_back(await visitor.api.text("/metrics")) == {('by="pause"', 'prefix="test"')}
 
 
 async def test_what_is_wrong_now_comes_before_old_failures_with_a_link_each(visitor: Visitor) -> None:

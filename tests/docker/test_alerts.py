@@ -215,6 +215,18 @@ async def stuck(stage: Stage) -> AsyncIterator[None]:
     await stage.fleet.completed("waits")
 
 
+async def held_back(stage: Stage) -> AsyncIterator[None]:
+    """Somebody has paused the prefix and forgotten it."""
+    client = await stage.start(Calls().processor)
+    yield
+    await client.pause("note")
+    await stage.fleet.store.arm([arming("waits", prefix="note", due=f"@{await stage.fleet.store.now_ms() - 600_000}")])
+    await stage.tells(r'timers_held_back_seconds{by="pause",prefix="note"} 6\d\d\..*')
+    yield
+    await client.resume("note")
+    await stage.fleet.completed("waits")
+
+
 async def uncovered(stage: Stage) -> AsyncIterator[None]:
     client = await stage.start()
     await declare(stage.fleet.store, "push")
@@ -496,6 +508,7 @@ TROUBLES: Final[Mapping[str, Callable[[Stage], AsyncIterator[None]]]] = {
     "TimersNotReady": not_ready,
     "TimersOverdue": overdue,
     "TimersStuck": stuck,
+    "TimersHeldBack": held_back,
     "TimersUncovered": uncovered,
     "TimersDataLost": data_lost,
     "TimersQuarantined": quarantined,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -12,8 +12,8 @@ from timers.api.answer import HTTP_PROBLEMS, answer, problem
 from timers.api.auth import AUTH, visible_to
 from timers.api.operations import call
 from timers.api.requests import refuse_query
-from timers.client import TimerClient, aside
-from timers.client.fleet import ALL_SERVED, Unserved, read_fleet
+from timers.client import TimerClient, aside, held_ms
+from timers.client.fleet import ALL_SERVED, Fleet, HeldBy, Unserved, read_fleet
 from timers.core.model import Status
 from timers.doctor.checks import any_full, away_from, partly_away
 from timers.doctor.examining import unacknowledged
@@ -220,6 +220,7 @@ async def _db_figures(client: TimerClient, seconds: float) -> Figures | None:
             for prefix, _, ms in await client.retrying(own=True):
                 label = await _label(client, prefix)
                 failing_ms[label] = max(ms, failing_ms.get(label, 0))
+            held = await _held_ms(client, fleet)
             unserved = Counter([await _label(client, prefix) for prefix in fleet.unserved.prefixes])
     except Moving:
         return {}
@@ -233,11 +234,21 @@ async def _db_figures(client: TimerClient, seconds: float) -> Figures | None:
         "timers_retrying_seconds": {(prefix,): ms / 1000 for prefix, ms in failing_ms.items()},
         "timers_uncovered_shards": {(str(shard),): 1 for shard in fleet.unserved.shards},
         "timers_uncovered_prefixes": {(prefix,): n for prefix, n in unserved.items()},
+        "timers_held_back_seconds": {key: ms / 1000 for key, ms in held.items()},
         "timers_overdue_seconds": {(): fleet.overdue_ms("ready") / 1000},
         "timers_outbox_entries": {(): beside.posted},
         "timers_outbox_seconds": {(): beside.posted_ms / 1000},
         "timers_quarantined": {(): beside.quarantined},
     }
+
+
+async def _held_ms(client: TimerClient, fleet: Fleet) -> Mapping[tuple[str, HeldBy], int]:
+    """As `held_ms` of the fleet, by declared prefix."""
+    found = dict[tuple[str, HeldBy], int]()
+    for (prefix, by), ms in (await held_ms(client, fleet)).items():
+        key = await _label(client, prefix), by
+        found[key] = max(ms, found.get(key, 0))
+    return found
 
 
 async def _label(client: TimerClient, prefix: str) -> str:

@@ -13,6 +13,7 @@ from timers.client.feed import Event, Feed
 from timers.client.fleet import (
     Declared,
     Fleet,
+    HeldBy,
     PrefixView,
     Stats,
     forget_prefix,
@@ -610,3 +611,9 @@ async def feed_of(client: TimerClient) -> Feed:
 async def aside(client: TimerClient) -> Aside:
     """What waits beside the timers of a client's db."""
     return await queries.aside(await client._open())
+
+
+async def held_ms(client: TimerClient, fleet: Fleet) -> Mapping[tuple[str, HeldBy], int]:
+    """As `held_ms` of the fleet, with the paused prefixes of a client's db."""
+    blocked = any(due.kind == "blocked" for due in fleet.due)
+    return fleet.held_ms(await queries.paused(await client._open()) if blocked else ())

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from itertools import filterfalse, groupby, islice
 from math import inf
 from operator import attrgetter, itemgetter
-from typing import Final, cast
+from typing import Final, Literal, cast
 
 from timers.core.answers import ByStatus, Lateness, PrefixAnswer, StatsAnswer
 from timers.core.durations import format_time
@@ -30,6 +30,9 @@ from timers.store.store import Queue, Store
 
 LATE_MS: Final = 2_000
 """Timers overdue by more than this are late. It is twice the sweep interval."""
+
+HeldBy = Literal["limit", "pause"]
+"""What holds back timers that are due and that a pod serves."""
 
 HELD_MS: Final = 300_000
 """Timers that a limit has held back for so long may be behind runs that do not end."""
@@ -109,9 +112,18 @@ class Fleet:
     def held_back(self, paused: Collection[str]) -> list[str]:
         """The prefixes, without the service's own, with timers that a limit holds back and that have been due for long
         (`HELD_MS`), though a pod serves them and they are not among the `paused` ones."""
-        since_ms = self.now_ms - HELD_MS
-        late = {due.prefix for due in self.due if due.kind == "blocked" and due.since_ms <= since_ms}
-        return sorted(prefix for prefix in late - {*paused, *self.unserved.prefixes} if not is_own(prefix))
+        held = self.held_ms(paused).items()
+        return sorted(prefix for (prefix, by), ms in held if by == "limit" and ms >= HELD_MS and not is_own(prefix))
+
+    def held_ms(self, paused: Collection[str]) -> Mapping[tuple[str, HeldBy], int]:
+        """How long the first due timer of each prefix that a pod serves has been held back, by one of the `paused` ones
+        or a limit."""
+        found = dict[tuple[str, HeldBy], int]()
+        for due in self.due:
+            if due.kind == "blocked" and due.prefix not in self.unserved.prefixes and is_time(due.since_ms):
+                key: tuple[str, HeldBy] = due.prefix, "pause" if due.prefix in paused else "limit"
+                found[key] = max(self.now_ms - int(due.since_ms), found.get(key, 0))
+        return found
 
     def overdue_ms(self, *kinds: str) -> int:
         """How long the oldest due timer of these kinds (`ready`, `blocked`) has waited to be claimed, without the
