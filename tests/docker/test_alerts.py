@@ -174,9 +174,8 @@ async def redis_full(stage: Stage) -> AsyncIterator[None]:
 
 
 async def not_ready(stage: Stage) -> AsyncIterator[None]:
-    """Redis takes no writes, not even signs of life, for so long that all are old, and nothing is due. A pod that a
-    busy machine has made deaf cannot find out that it hears again then, and that is another alert."""
-    await stage.start(deaf_seconds=30.0)
+    """Redis takes no writes, not even signs of life, for so long that all are old, and nothing is due."""
+    await stage.start()
     yield
     await forbid_writes(stage.fleet.redis)
     for line in ("timers_ready 0.0", "timers_redis_up.* 1.0", "timers_notifications_ok 1.0"):
@@ -582,6 +581,24 @@ async def test_a_primary_that_is_away_rings_as_redis_does(stage: Stage, cluster:
     await stage.tells("timers_notifications_ok 1.0")
     scrapes.append(await stage.scrape())
     replay(tmp_path, stage.gauges, scrapes, {"9m50s": set(), "39m30s": {"TimersRedisDown"}, "99m": set()}, BUSY)
+
+
+@NEEDS_PROMTOOL
+async def test_a_deaf_pod_whose_redis_takes_no_writes_any_more_rings_for_that(stage: Stage, tmp_path: Path) -> None:
+    """No canary can say whether it still hears nothing, and nothing at all starts."""
+    await stage.start()
+    redis, scrapes = stage.fleet.redis, [await stage.scrape()]
+    await redis.config_set("notify-keyspace-events", "")
+    await stage.tells("timers_notifications_ok 0.0")
+    await forbid_writes(redis)
+    await stage.tells("timers_notifications_ok 1.0")
+    await stage.tells("timers_ready 0.0")
+    scrapes.append(await stage.scrape())
+    await redis.config_set("notify-keyspace-events", "Ex")
+    await redis.config_set("min-replicas-to-write", 0)
+    await stage.tells("timers_ready 1.0")
+    scrapes.append(await stage.scrape())
+    replay(tmp_path, stage.gauges, scrapes, {"9m50s": set(), "39m30s": {"TimersNotReady"}, "99m": set()}, BUSY)
 
 
 @NEEDS_PROMTOOL

@@ -1,6 +1,7 @@
 """The canary alone: how it judges an event that comes in time, late, or not at all."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -267,12 +268,14 @@ async def test_next_failure_returns_once_a_canary_is_not_heard(rig: _Rig) -> Non
     await until(lambda: rig.canary.delivery == "ok", "the next is heard again")
 
 
-async def test_without_redis_it_ends_and_its_last_judgement_stays() -> None:
+async def test_while_redis_refuses_it_ends_and_says_nothing_of_notifications() -> None:
     rig = _Rig()
-    rig.trouble = Unavailable("away")
+    rig.canary.delivery, rig.canary.lag_seconds = "deaf", math.inf
+    rig.trouble = Unavailable("takes no writes")
     with pytest.raises(Unavailable):
         await rig.canaries.run()
-    assert rig.canary.delivery == "ok"
+    assert rig.canaries.delivery == "ok"
+    assert math.isnan(rig.canaries.lag_seconds)
 
 
 async def test_a_right_that_it_lacks_is_named_in_the_same_words_each_time() -> None:

@@ -78,6 +78,11 @@ class Canary:
             self._expiries[identity] += 1
         return Heard(self._since_ms, self._alone, max(self._expiries[identity], 1))
 
+    def forget(self) -> None:
+        """It cannot be judged now, perhaps because the server takes no writes. That is told for what it is, and not as
+        what was found before."""
+        self.delivery, self.lag_seconds = "ok", math.nan
+
     async def next_failure(self) -> None:
         self._failed.clear()
         await self._failed.wait()
@@ -146,10 +151,13 @@ class Canaries:
 
     async def _judge_all(self) -> None:
         """One server that is away does not hold up what the others say."""
-        judged = await asyncio.gather(*(each.judge() for each in self.by_node.values()), return_exceptions=True)
-        for error in judged:
+        canaries = [*self.by_node.values()]
+        judged = await asyncio.gather(*(each.judge() for each in canaries), return_exceptions=True)
+        for canary, error in zip(canaries, judged, strict=True):
             if error is not None:
-                raise error
+                canary.forget()
+        for error in filter(None, judged):
+            raise error
 
     @property
     def delivery(self) -> Delivery:
