@@ -67,6 +67,7 @@ GAUGES: Final[Mapping[str, tuple[str, ...]]] = {
     "timers_timers": ("Timers in the db", "prefix", "status"),
     "timers_retrying": ("Scheduled timers whose last attempt failed", "prefix"),
     "timers_retrying_seconds": ("How long the first of these timers has failed", "prefix"),
+    "timers_rights_missing": ("1 if this pod's Redis user was lately refused a right to the prefix", "prefix"),
     "timers_held_back_seconds": ("How long the first due timer was held back by a pause or a limit", "prefix", "by"),
     "timers_uncovered_shards": ("1 for a shard without a live pod", "shard"),
     "timers_uncovered_prefixes": ("Prefixes with due timers and no live pod", "prefix"),

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from tests.api.conftest import done
 from tests.api.harness import Api, Reply, other_server, running_api
 from tests.api.keyed import new_key
-from tests.members import forbid_writes
+from tests.members import declare, forbid_writes
 from tests.rights import USER, as_user, grant
 from tests.servers import start_server
 from tests.store.acts import arming
@@ -212,6 +212,22 @@ async def test_anonymous_callers_see_only_the_number_of_unserved_prefixes_and_ke
             told[name] = (await api.call("GET", "/readyz", headers=headers)).body["warnings"][-1]
         assert told["mine"].endswith("no live pod serves mine")
         assert all(told[name].endswith("no live pod serves 1 prefix") for name in ("none", "theirs", "write"))
+
+
+async def test_a_missing_right_to_a_prefix_is_a_warning_and_named_to_whoever_sees_the_prefix(tmp_path: Path) -> None:
+    (all_of_it, every), (mine, own) = new_key("*"), new_key("test")
+    async with await start_server("redis", tmp_path) as server, Redis.from_url(server.url) as redis:
+        await grant(redis, 0, ["test"])
+        async with running_api(as_user(server.url), [done], keys=f"{every.entry} {own.entry}") as api:
+            await declare(api.store, "lost")
+            timer = {"prefix": "lost", "id": "x", "delay": "1h"}
+            refused = (await api.call("POST", "/v1/timers", timer, headers=all_of_it)).problem(503, "redis-rights")
+            told = {}
+            for name, headers in (("all", all_of_it), ("mine", mine), ("none", {})):
+                told[name] = (await api.call("GET", "/readyz", headers=headers)).body["warnings"][-1]
+        said = f"the Redis user '{USER}' may not SET lost:{{0}}:x: its ACL needs +set and ~lost*"
+        assert refused["detail"].startswith(said)
+        assert told == {"all": said, "mine": "the Redis user lacks a right", "none": "the Redis user lacks a right"}
 
 
 async def test_many_probes_are_answered_from_one_look_at_redis(api: Api, redis: Redis) -> None:

@@ -38,6 +38,7 @@ from timers.core.durations import format_time
 from timers.core.model import Timer
 from timers.core.outcome import Fail
 from timers.engine import comparing
+from timers.errors import RedisRights
 from timers.ledger.database import Database
 from timers.processor import Context, Processor, processor
 from timers.store import keys
@@ -183,6 +184,21 @@ async def not_ready(stage: Stage) -> AsyncIterator[None]:
     yield
     await stage.fleet.redis.config_set("min-replicas-to-write", 0)
     await stage.tells("timers_ready 1.0")
+
+
+async def right_missing(stage: Stage) -> AsyncIterator[None]:
+    """The user may not touch the keys of one prefix, and nothing of it is due."""
+    await declare(stage.fleet.store, "push")
+    client = await stage.start()
+    yield
+    await grant(stage.fleet.redis, 0, ["test"])
+    with pytest.raises(RedisRights):
+        await client.create("push", "x", delay="1h")
+    await stage.tells('timers_rights_missing{prefix="push"} 1.0')
+    yield
+    await grant(stage.fleet.redis, 0)
+    await stage.stop()
+    await stage.start()
 
 
 async def overdue(stage: Stage) -> AsyncIterator[None]:
@@ -505,6 +521,7 @@ TROUBLES: Final[Mapping[str, Callable[[Stage], AsyncIterator[None]]]] = {
     "TimersRedisDown": redis_down,
     "TimersRedisFull": redis_full,
     "TimersNotReady": not_ready,
+    "TimersRightMissing": right_missing,
     "TimersOverdue": overdue,
     "TimersStuck": stuck,
     "TimersHeldBack": held_back,

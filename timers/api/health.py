@@ -23,6 +23,7 @@ from timers.errors import LedgerUnavailable, Moving, Unavailable
 from timers.logs import get_logger
 from timers.metrics import CONTENT_TYPE, Figures, Metrics
 from timers.store.cooperative import CachedRead, cooperatively
+from timers.store.filters import Visible
 from timers.store.scripts import FULL
 from timers.store.store import Store
 
@@ -101,6 +102,7 @@ class HealthRoutes:
             waits.append(f"{trouble}; only new timers are taken, for the ledger")
         for said in filter(None, (self._partly, self._connections.unwatched)):
             waits.append(said.partition(":")[0] if bare else said)
+        waits += dict.fromkeys(self._lacks(visible))
         waits += self._ledger_warnings(health, anonymous=bare)
         full = [FULL] if is_full else []
         warnings = [*full, *unacknowledged(self._store), *unserved.warnings(visible), *waits]
@@ -127,6 +129,11 @@ class HealthRoutes:
             yield ": ".join(said.split(": ")[:2]) if anonymous else said
         if self._draining:
             yield "draining"
+
+    def _lacks(self, visible: Visible | None) -> Iterator[str]:
+        """What this pod's Redis user was refused of late. The reason names a prefix and a timer."""
+        for prefix, said in self._store.refusals.lacks.items():
+            yield said if visible is None or visible(prefix) else "the Redis user lacks a right"
 
     async def _ask_ledger(self) -> bool:
         if self._ledger is not None:
@@ -184,8 +191,15 @@ class HealthRoutes:
             _db_figures(self._client, seconds), waited, away_from(self._connections, seconds), self._seen.get(), asked
         )
         has_all = figures is not None
+        lacks = [await _label(self._client, prefix) for prefix in (self._store.refusals.lacks if has_all else ())]
         text = self._metrics.render(
-            None if figures is None else {**figures, "timers_redis_full": {(): is_full}},
+            None
+            if figures is None
+            else {
+                **figures,
+                "timers_redis_full": {(): is_full},
+                "timers_rights_missing": {(prefix,): 1 for prefix in lacks},
+            },
             health,
             ready=not any(self._problems(trouble, health)),
             servers={each.address: has_all or (len(nodes) > 1 and each.address not in away) for each in nodes},

@@ -238,7 +238,8 @@ class ReadyAnswer(TypedDict):
     worker appear only for a pod with that role. `queues_waiting` queues with due timers wait for a claim of this pod;
     where the API asks for keys, that and `running` are only for keys that see all prefixes. `warnings` say whether
     Redis is full, whether such a queue waits long, and name shards and prefixes with due timers that no live pod
-    takes; or why this pod cannot tell, because Redis does not take its own signs of life."""
+    takes; or why this pod cannot tell, because Redis does not take its own signs of life; and rights that its Redis
+    user lacks."""
 
     ready: bool
     redis: RedisState
