@@ -14,7 +14,7 @@ from tests.dashboard.conftest import EVERYTHING, READS, Visitor
 from tests.members import announce
 from tests.store.acts import an_end, retrying, running
 from tests.waiting import DEADLINE_SECONDS, eventually
-from timers.core.model import Status
+from timers.core.model import Progress, Status
 from timers.store import alarms, keys
 from timers.store.cooperative import CachedRead
 from timers.store.scripts import FULL
@@ -244,7 +244,7 @@ async def test_what_is_wrong_now_comes_before_old_failures_with_a_link_each(visi
     assert [where for _, where in found] == [
         "/ui/timers?status=scheduled&amp;due_before=0s",
         "/ui/prefixes/test",
-        "/ui/timers?prefix=timers.hook-a&amp;status=retrying",
+        "/ui/timers?prefix=timers.hook-a&amp;status=retrying&amp;status=failed",
         "/ui/prefixes/test",
         "/ui/server",
         "/ui/failed",
@@ -255,6 +255,20 @@ async def test_what_is_wrong_now_comes_before_old_failures_with_a_link_each(visi
     for _, where in found:
         assert (await visitor.get(unescape(where))).status == 200
     await redis.delete("timers:{0}:retrying")
+
+
+async def test_a_call_of_a_hook_that_has_failed_for_good_is_told_until_it_is_gone(visitor: Visitor) -> None:
+    """It is not among the failed timers, and the alert names it."""
+    store, prefix = visitor.api.store, "timers.hook-a"
+    await announce(store, "pod-1", processors=[prefix], notifications="ok")
+    timer = await running(store, "m", prefix=prefix)
+    failed = an_end(timer, Status.FAILED, progress=Progress(last_error={"type": "Fail", "reason": "no such host"}))
+    await store.settle(0, [failed], pod="pod-1", retention_ms=60_000)
+    said = f"Calls of hooks or messages of alarms do not arrive ({prefix}): Fail: no such host."
+    where = f"/ui/timers?prefix={prefix}&amp;status=retrying&amp;status=failed"
+    assert troubles((await visitor.get("/")).text) == [(said, where)]
+    await visitor.api.client.act("purge", {"prefix": prefix, "status": "failed"})
+    assert sentence((await visitor.get("/")).text).startswith("All is well.")
 
 
 async def test_a_full_redis_comes_first(visitor: Visitor, redis: Redis) -> None:

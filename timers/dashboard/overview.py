@@ -56,6 +56,9 @@ OWN_SHOWN: Final = 20
 MANY: Final = 10
 """So many timers of a prefix that fail and are tried again are no chance, however short the time."""
 
+_FAIL: Final = (Status.RETRYING, Status.FAILED)
+"""What calls of hooks and messages of alarms are that do not arrive."""
+
 RINGS: Final = {"hour": "a minute", "day": "half an hour"}
 """What the charts of fired timers show, and what each bar is. They count timers of all prefixes."""
 
@@ -149,7 +152,7 @@ def _warnings(seen: Seen, visible: Visible | None) -> Iterator[Trouble]:
     for prefix, said in seen.failing:
         yield Trouble("warn", said, *_page_of(prefix))
     for prefix, said in seen.calls if visible is None else ():
-        where = f"/ui/timers?{urlencode({'prefix': prefix, 'status': 'retrying'})}"
+        where = f"/ui/timers?{urlencode({'prefix': prefix, 'status': _FAIL}, doseq=True)}"
         yield Trouble("warn", said, where, "Calls")
     if unserved.shards and visible is None:
         yield Trouble("warn", f"Shards without a live pod: {shortened(unserved.shards)}.", "/ui/pods", "Pods")
@@ -280,7 +283,8 @@ async def _failing_calls(store: Store, roster: Roster) -> list[tuple[str, str]]:
     """Why calls of hooks and messages of alarms do not arrive."""
     found: list[tuple[str, str]] = []
     for prefix in [prefix for prefix in sorted(roster.declared) if is_own(prefix)][:OWN_SHOWN]:
-        if newest := await queries.endings(store, prefix, Status.RETRYING, 1):
+        newest = [each for status in _FAIL for each in await queries.endings(store, prefix, status, 1)]
+        if newest:
             why = queries.error_text(newest[0].error)
             found.append((prefix, f"Calls of hooks or messages of alarms do not arrive ({prefix}): {why}."))
     return found[:FAILING_SHOWN]
