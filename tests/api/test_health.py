@@ -150,6 +150,13 @@ async def test_a_pod_whose_own_sign_of_life_is_refused_takes_nobody_for_dead(tmp
         assert "timers_uncovered" not in re.sub("^#.*$", "", await api.text("/metrics"), flags=re.MULTILINE)
         assert "No worker is alive" not in await api.text("/")
         await redis.config_set("min-replicas-to-write", 0)
+        await redis.replicaof("127.0.0.1", 1)
+
+        async def ends_with_one_stop() -> bool:
+            return "t write against a read only replica. <a" in unescape(await api.text("/"))
+
+        await eventually(ends_with_one_stop, "the reason ends as other sentences do")
+        await redis.replicaof("NO", "ONE")
         await until_ready(api)
 
         async def is_fine() -> bool:

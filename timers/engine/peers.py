@@ -126,7 +126,7 @@ class Peers:
         try:
             roster = await self._membership.beat(me)
         except Unavailable as error:
-            self._refusals.sign = str(error)
+            self._refusals.sign = str(error).rstrip(".")
             if len(self._membership.store.connections.nodes) > 1:  # the registry is away, the shards may be there
                 await self.check_identity(())
             raise
