@@ -15,13 +15,13 @@ from yarl import URL
 from timers import Context, Done, Fail, Retry, Timer, processor
 from timers.settings import Settings, load_worker_settings
 from timers_processors.calling import ANYWHERE, Call, HttpClient, accepted
-from timers_processors.mail import SmtpTransport
 from timers_processors.targets import Targets
 from timers_processors.templates import Templates, bounded
 from timers_processors.transport import (
     Channel,
     Message,
     Send,
+    SmtpTransport,
     check_outbox,
     no_gateway,
     post_to_gateway,

@@ -13,9 +13,9 @@ from tests.unit.samples import a_timer, run
 from timers import Done, Fail, Retry
 from timers.processor import Result
 from timers.settings import Settings
-from timers_processors.mail import SmtpTransport
 from timers_processors.send_message import Sending, send_message
 from timers_processors.targets import Targets
+from timers_processors.transport import SmtpTransport
 
 FROM = "The Shop <shop@example.org>"
 
