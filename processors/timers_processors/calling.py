@@ -210,7 +210,7 @@ def _epoch(date: str) -> float:
     return parsedate_to_datetime(date).timestamp()
 
 
-def accepted(call: Call, answer: HttpAnswer, *, fails_on_4xx: bool = True) -> str:
+def accepted(call: Call, answer: HttpAnswer, *, fails_on_4xx: bool) -> str:
     """What a 2xx answer said. Raises Fail for an answer that another try would not change, and Retry for any other."""
     said = f"{call.target} answered {answer}"
     if 200 <= answer.status < 300:

@@ -12,12 +12,12 @@ from yarl import URL
 
 from timers import Context, Done, Fail, NotFound, Processor, Retry, Timer, processor
 from timers.processor import Lifespan
-from timers.settings import load_worker_settings
-from timers_processors.calling import Call, HttpClient
+from timers.settings import Settings, load_worker_settings
+from timers_processors.calling import Call, HttpClient, accepted
 from timers_processors.send_message import Sending
 from timers_processors.targets import Target, Targets
 from timers_processors.transport import Message, masked
-from timers_processors.webhook import CALL_SECONDS, RETRY, WebHooks, as_json
+from timers_processors.webhook import CALL_SECONDS, RETRY, as_json, connections, signed
 
 SOON_SECONDS: Final = 0.1
 """A call that waits for an earlier one looks again this long after the earlier one's next try."""
@@ -30,24 +30,23 @@ AT_ONCE: Final = 20
 Send = Callable[[Timer, Context[Any]], Awaitable[Done]]
 
 
-def processors(hooks: WebHooks | None = None) -> Iterator[Processor]:
+def processors(settings: Settings | None = None) -> Iterator[Processor]:
     """One processor for each URL in TIMERS_HOOKS and each target in TIMERS_ALARMS. Their calls share connections."""
-    hooks = hooks or WebHooks(load_worker_settings())
-    given = [url for _, url in hooks.settings.hooks] + list(hooks.settings.alarms)
-    for prefix, target in {
-        hook.prefix: t for hook, t in zip(hooks.settings.requested_hooks, given, strict=True)
-    }.items():
-        yield _processor(hooks, prefix, target.get_secret_value())
+    settings = settings or load_worker_settings()
+    opened, given = connections(settings), [*(url for _, url in settings.hooks), *settings.alarms]
+    targets = {hook.prefix: target for hook, target in zip(settings.requested_hooks, given, strict=True)}
+    for prefix, target in targets.items():
+        yield _processor(settings, opened, prefix, target.get_secret_value())
 
 
-def _processor(hooks: WebHooks, prefix: str, target: str) -> Processor:
+def _processor(settings: Settings, opened: Lifespan[HttpClient], prefix: str, target: str) -> Processor:
     kind, _, rest = target.partition(":")
     if kind == "mailto":
-        return _sending(prefix, masked(rest), partial(_mail, rest), partial(Sending.opened, hooks.settings))
+        return _sending(prefix, masked(rest), partial(_mail, rest), partial(Sending.opened, settings))
     if kind == "exec":
         return _sending(prefix, rest, partial(_execute, rest), None)
     url = URL(target)
-    return _sending(prefix, url.host_port_subcomponent or "", partial(_call, hooks, url), hooks.opened)
+    return _sending(prefix, url.host_port_subcomponent or "", partial(_call, settings, url), opened)
 
 
 def _sending(prefix: str, shown: str, send: Send, lifespan: Lifespan[Any] | None) -> Processor:
@@ -79,11 +78,12 @@ async def in_turn(timer: Timer, context: Context[Any]) -> None:
         raise Retry(f"the previous call has not ended: {before}", after=max(later, SOON_SECONDS), snooze=True)
 
 
-async def _call(hooks: WebHooks, url: URL, timer: Timer, context: Context[HttpClient]) -> Done:
-    """Call the URL, signed with the keys for the prefix of the timer that the call is about."""
+async def _call(settings: Settings, url: URL, timer: Timer, context: Context[HttpClient]) -> Done:
+    """Call the URL, signed with the keys for the prefix of the timer that the call is about. No caller has a part in
+    what hooks say, so a 4xx refuses this pod, as while secrets are replaced."""
     call = Call("POST", url, *as_json(timer.payload["body"]))
-    keys = hooks.settings.hook_keys(timer.payload.get("prefix", timer.prefix))
-    return await hooks.send(call, "hook", keys, context)
+    keys = settings.hook_keys(timer.payload.get("prefix", timer.prefix))
+    return Done(accepted(call, await signed(call, "hook", keys, context), fails_on_4xx=False))
 
 
 async def _mail(to: str, timer: Timer, context: Context[Sending]) -> Done:

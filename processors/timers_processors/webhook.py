@@ -5,16 +5,17 @@ import re
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Literal
 
 from yarl import URL
 
 from timers import Context, Done, Fail, Processor, Timer, processor
+from timers.processor import Lifespan
 from timers.settings import WEBHOOK, Settings, load_worker_settings
 from timers_processors.addresses import Lookup
-from timers_processors.calling import Call, HttpClient, accepted, digest, signature
+from timers_processors.calling import Call, HttpAnswer, HttpClient, accepted, digest, signature
 from timers_processors.targets import Targets
 
 RETRY: Final = {"backoff": ["5s", "30s", "2m", "10m", "30m", "1h", "3h", "6h", "12h"]}
@@ -37,53 +38,52 @@ _OURS: Final = re.compile(
 )
 
 
-def processors(hooks: "WebHooks | None" = None) -> Iterator[Processor]:
+def processors(settings: Settings | None = None, opened: Lifespan[HttpClient] | None = None) -> Iterator[Processor]:
     """`webhook`, whose payload names the URL, unless TIMERS_BUILTIN leaves it out, and one for each prefix that
     TIMERS_WEBHOOK_TARGETS maps to a URL. They share their connections."""
-    hooks = hooks or WebHooks(load_worker_settings())
-    if hooks.settings.builtin is None or WEBHOOK in hooks.settings.builtin:
-        yield hooks.processor(WEBHOOK, None)
-    for prefix, url in hooks.settings.webhook_targets:
-        yield hooks.processor(prefix, URL(url.get_secret_value()))
+    settings = settings or load_worker_settings()
+    opened = opened or connections(settings)
+    if settings.builtin is None or WEBHOOK in settings.builtin:
+        yield _processor(settings, opened, WEBHOOK, None)
+    for prefix, url in settings.webhook_targets:
+        yield _processor(settings, opened, prefix, URL(url.get_secret_value()))
 
 
-class WebHooks:
-    def __init__(self, settings: Settings, targets: Targets | None = None, lookup: Lookup = socket.getaddrinfo) -> None:
-        self.settings, self._targets, self._lookup = settings, targets or Targets(), lookup
+def connections(
+    settings: Settings, targets: Targets | None = None, lookup: Lookup = socket.getaddrinfo
+) -> Lifespan[HttpClient]:
+    """Opens what calls the places that the settings allow."""
+    return partial(HttpClient.opened, settings.webhook_allow, settings.webhook_deny, targets or Targets(), lookup)
 
-    def opened(self) -> AbstractAsyncContextManager[HttpClient]:
-        settings = self.settings
-        return HttpClient.opened(settings.webhook_allow, settings.webhook_deny, self._targets, self._lookup)
 
-    def processor(self, prefix: str, url: URL | None) -> Processor:
-        """The processor of a prefix. With a URL, each timer's payload is posted there; without one, the payload says
-        what to send."""
+def _processor(settings: Settings, opened: Lifespan[HttpClient], prefix: str, url: URL | None) -> Processor:
+    """The processor of a prefix. With a URL, each timer's payload is posted there; without one, the payload says what
+    to send."""
 
-        @processor(prefix, retry=RETRY, timeout=CALL_SECONDS + 5, lifespan=self.opened)
-        async def webhook(timer: Timer, context: Context[HttpClient]) -> Done:
-            call = parse_payload(timer.payload) if url is None else Call("POST", url, *as_json(timer.payload))
-            _refuse_types_of_hooks(call.body)
-            identified = replace(call, headers={**call.headers, **_identified(timer, context)})
-            seconds = CALL_SECONDS if timer.timeout_ms is None else 0.95 * timer.timeout_ms / 1000
-            keys = self.settings.webhook_keys(timer.prefix)
-            return await self.send(identified, "msg", keys, context, seconds)
+    @processor(prefix, retry=RETRY, timeout=CALL_SECONDS + 5, lifespan=opened)
+    async def webhook(timer: Timer, context: Context[HttpClient]) -> Done:
+        call = parse_payload(timer.payload) if url is None else Call("POST", url, *as_json(timer.payload))
+        _refuse_types_of_hooks(call.body)
+        identified = replace(call, headers={**call.headers, **_identified(timer, context)})
+        seconds = CALL_SECONDS if timer.timeout_ms is None else 0.95 * timer.timeout_ms / 1000
+        answer = await signed(identified, "msg", settings.webhook_keys(timer.prefix), context, seconds)
+        return Done(accepted(call, answer, fails_on_4xx=settings.webhook_4xx == "fail"))
 
-        return webhook
+    return webhook
 
-    async def send(
-        self,
-        call: Call,
-        kind: Literal["msg", "hook"],
-        keys: Sequence[bytes],
-        context: Context[HttpClient],
-        seconds: float = CALL_SECONDS,
-    ) -> Done:
-        """Make the call, signed with the keys. Its id begins with the kind and is the same on every try of an
-        occurrence. No caller has a part in what hooks say, so a 4xx refuses this pod, as while secrets are replaced."""
-        webhook_id = f"{kind}_{digest(context.idempotency_key)}"
-        headers = {**call.headers, **signature(keys, webhook_id, int(time.time()), call.body)}
-        answer = await context.state.call(replace(call, headers=headers), seconds)
-        return Done(accepted(call, answer, fails_on_4xx=kind == "msg" and self.settings.webhook_4xx == "fail"))
+
+async def signed(
+    call: Call,
+    kind: Literal["msg", "hook"],
+    keys: Sequence[bytes],
+    context: Context[HttpClient],
+    seconds: float = CALL_SECONDS,
+) -> HttpAnswer:
+    """Make the call, signed with the keys. Its id begins with the kind and is the same on every try of an
+    occurrence."""
+    webhook_id = f"{kind}_{digest(context.idempotency_key)}"
+    headers = {**call.headers, **signature(keys, webhook_id, int(time.time()), call.body)}
+    return await context.state.call(replace(call, headers=headers), seconds)
 
 
 def _refuse_types_of_hooks(body: bytes) -> None:

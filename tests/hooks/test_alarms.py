@@ -24,7 +24,6 @@ from timers.settings import Settings
 from timers.store import alarms, keys
 from timers.testing import call
 from timers_processors.hooks import processors
-from timers_processors.webhook import WebHooks
 
 DAY_MS: Final = 86_400_000
 LASTING: Final[Mapping[str, int]] = {
@@ -45,7 +44,7 @@ async def pod_of(
 ) -> Pod:
     """A pod with these settings."""
     asked: dict[str, Any] = {"hooks": given.requested_hooks, "public_url": given.public_url, **times}
-    return await fleet.pod(*calls, *processors(WebHooks(given)), **asked, **options)
+    return await fleet.pod(*calls, *processors(given), **asked, **options)
 
 
 def of(received: Sequence[Received], kind: str) -> list[Received]:
@@ -212,7 +211,7 @@ async def test_a_command_that_does_not_end_leaves_nothing_running(tmp_path: Path
     os.mkfifo(pipe)
     command.write_text(f"#!/bin/sh\ncat >/dev/null\nsleep 600 >{pipe} &\nwait\n")
     command.chmod(command.stat().st_mode | stat.S_IXUSR)
-    (tell,) = processors(WebHooks(settings(alarms=f"exec:{command}")))
+    (tell,) = processors(settings(alarms=f"exec:{command}"))
     telling = asyncio.create_task(call(tell, payload={"body": {}}))
     with await asyncio.to_thread(pipe.open) as reader:
         os.set_blocking(reader.fileno(), False)

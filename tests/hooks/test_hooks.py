@@ -25,7 +25,6 @@ from timers.settings import Settings, load_settings
 from timers.store import keys, outbox
 from timers.store.membership import Membership
 from timers_processors.hooks import SOON_SECONDS, in_turn, processors
-from timers_processors.webhook import WebHooks
 from timers_processors.webhook import processors as webhook_processors
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -35,7 +34,7 @@ OTHER_SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 async def pod_of(fleet: Fleet, given: Settings, *calls: Calls, **options: Any) -> Pod:
     """A pod with these settings."""
     return await fleet.pod(
-        *calls, *processors(WebHooks(given)), hooks=given.requested_hooks, public_url=given.public_url, **options
+        *calls, *processors(given), hooks=given.requested_hooks, public_url=given.public_url, **options
     )
 
 
@@ -101,11 +100,10 @@ async def test_a_webhook_cannot_forge_what_a_hook_or_an_alarm_says(fleet: Fleet,
     async with receiving() as receiver:
         url = f"failed@note={receiver.url}" if asked == "hooks" else receiver.url
         given = settings(webhook_secrets=SECRET, hook_secrets=OTHER_SECRET, **{asked: url})
-        webhooks = WebHooks(given)
         pod = await fleet.pod(
             Calls(act=give_up),
-            *webhook_processors(webhooks),
-            *processors(webhooks),
+            *webhook_processors(given),
+            *processors(given),
             hooks=given.requested_hooks,
             alarm_gather_ms=0,
             alarm_calm_ms=86_400_000,

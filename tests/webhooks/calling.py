@@ -9,7 +9,7 @@ from tests.unit.samples import a_timer, run
 from tests.webhooks.receivers import Received, opened, receiving, settings
 from timers import Done, Fail, Processor, Retry, Timer
 from timers.settings import Settings
-from timers_processors.webhook import WebHooks, processors
+from timers_processors.webhook import connections, processors
 
 
 def secret(letter: str) -> str:
@@ -17,7 +17,8 @@ def secret(letter: str) -> str:
 
 
 def hook(given: Settings | None = None, **options: Any) -> Processor:
-    return next(iter(processors(WebHooks(given or settings(), **options))))
+    given = given or settings()
+    return next(iter(processors(given, connections(given, **options))))
 
 
 def asking(payload: Any, **changes: Any) -> Timer:

@@ -13,13 +13,13 @@ from timers.errors import ConfigurationError
 from timers.processor import load
 from timers.settings import load_settings
 from timers_processors.targets import Targets
-from timers_processors.webhook import WebHooks, processors
+from timers_processors.webhook import connections, processors
 
 AT_ONCE: dict[str, Any] = {"retry": {"backoff": "fixed", "base": "1ms"}}
 
 
 async def test_every_try_has_the_same_id_and_the_history_tells_each_answer(fleet: Fleet) -> None:
-    await fleet.pod(*processors(WebHooks(settings())))
+    await fleet.pod(*processors(settings()))
     async with receiving(web.Response(status=500, text="try\nlater"), web.Response(text="thanks")) as receiver:
         await fleet.client.create("webhook", "a", delay=0, payload={"url": receiver.url, "body": {}}, **AT_ONCE)
         timer = await fleet.completed("a", "webhook")
@@ -33,7 +33,7 @@ async def test_every_try_has_the_same_id_and_the_history_tells_each_answer(fleet
 
 
 async def test_a_kilobyte_of_an_answer_is_in_the_history(fleet: Fleet) -> None:
-    await fleet.pod(*processors(WebHooks(settings())))
+    await fleet.pod(*processors(settings()))
     async with receiving(web.Response(text="x" * 2000)) as receiver:
         await fleet.client.create("webhook", "a", delay=0, payload={"url": receiver.url})
         timer = await fleet.completed("a", "webhook")
@@ -56,7 +56,7 @@ async def test_a_receiver_that_dies_after_processing_gets_the_same_id_again(flee
 
     listening = await asyncio.start_server(handle, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    await fleet.pod(*processors(WebHooks(settings())))
+    await fleet.pod(*processors(settings()))
     await fleet.client.create("webhook", "a", delay=0, payload={"url": url}, **AT_ONCE)
     timer = await fleet.completed("a", "webhook")
     listening.close()
@@ -73,11 +73,11 @@ async def test_what_a_killed_pod_was_calling_is_called_again_by_another(fleet: F
         await hang(reader, writer)
 
     async with receiving() as receiver, speaking(hang_and_tell) as hangs:
-        dying = await fleet.pod(*processors(WebHooks(settings(webhook_targets=f"partner={hangs}"))), name="dying")
+        dying = await fleet.pod(*processors(settings(webhook_targets=f"partner={hangs}")), name="dying")
         await fleet.client.create("partner", "a", delay=0, **AT_ONCE)
         await hanging.wait()
         await fleet.kill(dying)
-        await fleet.pod(*processors(WebHooks(settings(webhook_targets=f"partner={receiver.url}"))), name="heir")
+        await fleet.pod(*processors(settings(webhook_targets=f"partner={receiver.url}")), name="heir")
         await fleet.expire_lease("a", "partner")
         await fleet.completed("a", "partner")
     (got,) = receiver.received
@@ -86,7 +86,7 @@ async def test_what_a_killed_pod_was_calling_is_called_again_by_another(fleet: F
 
 async def test_a_target_that_hangs_starves_no_other(fleet: Fleet) -> None:
     targets = Targets(at_once=3, waiting=2, wait_seconds=0.05)
-    pod = await fleet.pod(*processors(WebHooks(settings(), targets)), concurrency=10)
+    pod = await fleet.pod(*processors(settings(), connections(settings(), targets)), concurrency=10)
     async with receiving() as quick, speaking(hang) as hangs:
         for number in range(40):
             await fleet.client.create("webhook", f"slow-{number}", delay=0, payload={"url": hangs})

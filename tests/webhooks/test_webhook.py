@@ -16,7 +16,7 @@ from tests.webhooks.calling import asking, hook, outcome, result, secret, sent
 from tests.webhooks.receivers import opened, receiving, settings
 from timers import Done, Fail, Retry
 from timers_processors.calling import ANSWER_BYTES
-from timers_processors.webhook import WebHooks, processors
+from timers_processors.webhook import processors
 
 
 class TestRequest:
@@ -58,7 +58,7 @@ class TestRequest:
     async def test_a_mapped_prefix_posts_the_payload_to_its_url(self) -> None:
         async with receiving() as receiver:
             given = settings(webhook_targets=f"partner={receiver.url}/in?x=1, other={receiver.url}/other")
-            _, partner, other = processors(WebHooks(given))
+            _, partner, other = processors(given)
             assert (partner.prefix, other.prefix) == ("partner", "other")
             async with opened(partner) as state:
                 await run(partner, a_timer(prefix="partner-x", spec={"payload": {"url": "https://else.where"}}), state)
