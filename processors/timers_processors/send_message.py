@@ -1,4 +1,5 @@
-"""Owns the processor `send-message`: when a timer is due, decides who gets a message and what it says."""
+"""Owns the processor `send-message`: when a timer is due, decides who gets a message and what it says, by the payload
+or by templates from a folder: `NAME.txt`, and `NAME.html` and `NAME.subject.txt` beside it if they exist."""
 
 import json
 import re
@@ -6,17 +7,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote
 
+from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateNotFound, select_autoescape
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from yarl import URL
 
 from timers import Context, Done, Fail, Retry, Timer, processor
 from timers.settings import Settings, load_worker_settings
 from timers_processors.calling import ANYWHERE, Call, HttpClient, accepted
 from timers_processors.targets import Targets
-from timers_processors.templates import Templates, bounded
 from timers_processors.transport import (
     Channel,
     Message,
@@ -77,6 +80,9 @@ RENDERED_LIMIT_CHARACTERS: Final = 64 * 1024
 """The same limit as for a payload. Without it, ten thousand placeholders, each for a long value, could multiply the
 text."""
 
+TEMPLATE_LIMIT_CHARACTERS: Final = 256 * 1024
+"""Mail programs cut a message off beyond about a hundred thousand characters anyway."""
+
 SUBJECT_LIMIT_CHARACTERS: Final = 998
 """The longest line of a mail (RFC 5322). Folding 64 KiB would stand the event loop still for seconds."""
 
@@ -85,6 +91,7 @@ UNSUBSCRIBE_LIMIT_CHARACTERS: Final = 1000
 
 RECIPIENTS_LIMIT: Final = 50
 
+_TEMPLATE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*([./][A-Za-z0-9][A-Za-z0-9_-]*)*")
 # Excludes everything that a mail header could read as a second recipient or a second line.
 _EMAIL = re.compile(r"[^@\s,;:<>()\[\]\\\"]{1,64}@[^@\s,;:<>()\[\]\\\"]{1,190}")
 _PHONE = re.compile(r"\+?[0-9](?:[ ()./-]*[0-9]){2,19}")
@@ -94,6 +101,52 @@ _REACHABLE: Final[Mapping[Channel, re.Pattern[str]]] = MappingProxyType(
 )
 # Excludes encoded words (RFC 2047), too. The email package of Python 3.11 and 3.12 decodes them, line breaks and all.
 _UNSUBSCRIBE = re.compile(r"(?!.*=\?.*\?=)(https?://|mailto:)[!-;=?-~]+")
+
+
+class Templates:
+    """The jinja2 templates of a folder. Values are inserted as text, escaped in HTML, and are never read as templates.
+    Every name that a template uses must have a value."""
+
+    def __init__(self, folder: Path) -> None:
+        self._environment = ImmutableSandboxedEnvironment(
+            loader=FileSystemLoader(folder),
+            undefined=StrictUndefined,
+            autoescape=select_autoescape(("html",)),
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+
+    def has(self, name: str) -> bool:
+        return self._find(f"{name}.txt") is not None
+
+    def text(self, name: object, values: Mapping[str, Any]) -> str:
+        """The filled-in text. Raises Fail if there is no such template, or if it cannot be filled in."""
+        if not isinstance(name, str) or not _TEMPLATE.fullmatch(name):
+            raise Fail(f"template: {str(name)[:100]!r} is not a name of letters, digits, '_', '-', '.' and '/'")
+        found = self.beside(f"{name}.txt", values)
+        if found is None:
+            raise Fail(f"template: there is no {name}.txt in TIMERS_TEMPLATES")
+        return found
+
+    def _find(self, file: str) -> Any:
+        try:
+            return self._environment.get_template(file)
+        except TemplateNotFound:
+            return None
+
+    def beside(self, file: str, values: Mapping[str, Any]) -> str | None:
+        """The filled-in file that belongs to a text, such as its HTML, if there is any. Raises Fail if it cannot be
+        filled in."""
+        try:
+            template = self._find(file)
+            if template is None:
+                return None
+            return bounded(f"template {file}", template.generate(values), TEMPLATE_LIMIT_CHARACTERS)
+        except Fail:
+            raise
+        except Exception as error:  # a template is the operator's code and may raise anything
+            kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+            raise Fail(f"template {file}: {kind}{error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,3 +321,15 @@ def _value(field: str, name: str, values: Mapping[str, Any]) -> str:
         found = "nothing" if name not in values else type(value).__name__
         raise Fail(f"{field}: {{{name}}} needs text or a number in the payload, but there is {found}")
     return str(value)
+
+
+def bounded(what: str, pieces: Iterable[str], limit: int) -> str:
+    """The pieces together. Raises Fail if they are too long."""
+    parts: list[str] = []
+    left = limit
+    for piece in pieces:
+        left -= len(piece)
+        if left < 0:
+            raise Fail(f"{what}: longer than {limit} characters once filled in")
+        parts.append(piece)
+    return "".join(parts)

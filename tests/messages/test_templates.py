@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from timers import Fail
-from timers_processors.send_message import content
-from timers_processors.templates import Templates
+from timers_processors.send_message import Templates, content
 
 
 def filled(folder: Path, payload: dict[str, Any], prefix: str = "send-message", **found: Any) -> tuple[str, str, Any]:
