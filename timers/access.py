@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any, Final, Literal, Self, get_args
 
 from timers.core.fields import PREFIXES_RULE, check_prefixes, covers
-from timers.core.limits import Rate
+from timers.core.policies import Rate
 from timers.errors import InvalidInput
 
 Right = Literal["read", "write", "operate"]

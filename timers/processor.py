@@ -17,10 +17,9 @@ from typing_extensions import TypeVar
 from timers.core.calls import BlockingTimers, Delay, Timers
 from timers.core.durations import parse_ms
 from timers.core.fields import check_callers_prefix, check_prefix, is_own, owner
-from timers.core.limits import NO_LIMITS, Limits, Rate
 from timers.core.model import Timer
 from timers.core.outcome import Done, Rearm
-from timers.core.policies import RetryPolicy
+from timers.core.policies import NO_LIMITS, Limits, Rate, RetryPolicy
 from timers.errors import ConfigurationError, FieldError, InvalidInput, NoProcessor, shown
 
 if TYPE_CHECKING:

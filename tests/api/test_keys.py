@@ -15,7 +15,7 @@ from tests.api.keyed import new_key
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.auth import FRESH_SECONDS, Auth
 from timers.api.stream import END_SECONDS, LOOK_SECONDS
-from timers.core.limits import Rate
+from timers.core.policies import Rate
 from timers.embedded import EmbeddedServer
 from timers.store.callers import Callers
 

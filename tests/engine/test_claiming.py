@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.fleet import options_of, until
 from timers import Context, Timer
-from timers.core.limits import NO_LIMITS, Limits
+from timers.core.policies import NO_LIMITS, Limits
 from timers.engine.claimer import ROUNDS, Claimer
 from timers.engine.intake import CLAIM_BATCH, Intake
 from timers.engine.pod import Pod

@@ -13,8 +13,8 @@ from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.waiting import eventually
 from timers.client.fleet import read_fleet
 from timers.core.durations import HOUR_MS
-from timers.core.limits import BURST_US
 from timers.core.model import Status, Timer
+from timers.core.policies import BURST_US
 from timers.core.spec import NewTimer
 from timers.doctor.examining import examine
 from timers.engine import claimer, sweeper

@@ -27,7 +27,7 @@ from timers.errors import (
 from timers.store.store import Identity
 
 if TYPE_CHECKING:
-    from timers.core.limits import Limits
+    from timers.core.policies import Limits
 
 CALM_SECONDS: Final = 0.3
 """How late a timer may start while nothing goes wrong."""

@@ -2,7 +2,7 @@
 
 import time_machine
 
-from timers.core.limits import Rate
+from timers.core.policies import Rate
 from timers.store.callers import REVOKED, Callers
 from timers.store.store import Store
 

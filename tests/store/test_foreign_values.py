@@ -22,8 +22,8 @@ from tests.store.acts import (
     settle,
 )
 from tests.store.backends import open_store
-from timers.core.limits import Limits, Rate
 from timers.core.model import Status, Timer
+from timers.core.policies import Limits, Rate
 from timers.store import keys, queries
 from timers.store.callers import Callers
 from timers.store.filters import Filter

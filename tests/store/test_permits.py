@@ -11,7 +11,7 @@ import time_machine
 from tests.conftest import SharedServers
 from tests.store.acts import LEASE_MS, OTHER, POD, PREFIX, an_end, armed, arming, claim, settle
 from tests.store.backends import Backend, open_store
-from timers.core.limits import Limits, Rate
+from timers.core.policies import Limits, Rate
 from timers.store.permits import Permits, Reservation
 from timers.store.scripts import Call
 from timers.store.servers.connections import Scripts

@@ -6,7 +6,7 @@ import hmac
 import pytest
 
 from timers.access import ALL_PREFIXES, ApiKey, make_key, parse_rights, read_entries, with_secret
-from timers.core.limits import Rate
+from timers.core.policies import Rate
 from timers.errors import InvalidInput
 
 READ = parse_rights(["read"])

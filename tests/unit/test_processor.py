@@ -9,10 +9,9 @@ from weakref import WeakSet
 import pytest
 
 from tests.unit.samples import a_timer, run
-from timers.core.limits import Limits, Rate
 from timers.core.model import Timer
 from timers.core.outcome import Done, Rearm
-from timers.core.policies import RetryPolicy
+from timers.core.policies import Limits, Rate, RetryPolicy
 from timers.errors import ConfigurationError, InvalidInput, NoProcessor
 from timers.processor import Context, Processor, Registry, processor
 

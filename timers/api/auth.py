@@ -22,7 +22,7 @@ from timers.api.operations import DASHBOARD, Operation, operation_of
 from timers.api.requests import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, Unverified, keep_body
 from timers.client import TimerClient
 from timers.core.fields import check_id, is_prefix
-from timers.core.limits import Rate
+from timers.core.policies import Rate
 from timers.errors import (
     Denied,
     Forbidden,

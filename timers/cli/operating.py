@@ -13,7 +13,7 @@ from timers.cli.shared import ExactPrefix, Of, OnlyOf, Output, cell, note, progr
 from timers.client import TimerClient
 from timers.client.actions import Replayed, arm_again, preview
 from timers.client.opening import open_ledger
-from timers.core.limits import Rate
+from timers.core.policies import Rate
 from timers.doctor.checks import Check
 from timers.doctor.examining import examine, unreachable
 from timers.embedded import reachable_url

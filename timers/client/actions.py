@@ -25,8 +25,8 @@ from timers.core.decide import was_skipped
 from timers.core.durations import format_time
 from timers.core.fields import AnyDuration, StrictModel, Time, check_id, check_prefix, is_own
 from timers.core.hooks import ids_of_calls
-from timers.core.limits import Rate
 from timers.core.model import Status, Timer
+from timers.core.policies import Rate
 from timers.core.shapes import Action
 from timers.core.spec import TimerChange, own_due_ms
 from timers.errors import FieldError, InvalidInput, LedgerUnavailable, TimersError, Unavailable, shown

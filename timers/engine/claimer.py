@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import chain, repeat
 from typing import Final
 
-from timers.core.limits import Limits
+from timers.core.policies import Limits
 from timers.engine.intake import BACKLOG, CLAIM_BATCH, HOLD_SECONDS, LATER_SECONDS, Intake, QueueClaim
 from timers.engine.pod import AGAIN_SECONDS, Pod
 from timers.engine.runner import Runner

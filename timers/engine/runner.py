@@ -15,7 +15,6 @@ from timers.core.calls import Timers
 from timers.core.clock import Later
 from timers.core.decide import Transition, decide, exhausted, missed
 from timers.core.durations import to_datetime
-from timers.core.limits import Limits
 from timers.core.outcome import (
     AlreadyDone,
     Done,
@@ -28,6 +27,7 @@ from timers.core.outcome import (
     Snooze,
     kept_result,
 )
+from timers.core.policies import Limits
 from timers.engine.failure import conflicts, failure, plain, text_of, where
 from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs, StopReason

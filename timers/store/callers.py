@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from redis.exceptions import ResponseError
 
-from timers.core.limits import Rate
+from timers.core.policies import Rate
 from timers.errors import Unavailable
 from timers.store import keys
 from timers.store.cooperative import Turn

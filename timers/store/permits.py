@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
-from timers.core.limits import Limits
+from timers.core.policies import Limits
 from timers.store import keys
 from timers.store.scripts import Argument, Call, read
 from timers.store.servers.connections import Scripts
