@@ -246,23 +246,23 @@ def find(
     here = _working_directory()
     if here not in sys.path:
         sys.path.append(here)
-    own: dict[int, tuple[Processor, str]] = {}
+    own: dict[Processor, str] = {}
     for path in paths:
-        own |= {id(p): (p, f"TIMERS_PROCESSORS={path}") for p in _at(path, f"TIMERS_PROCESSORS names {path!r}")}
+        own |= dict.fromkeys(_at(path, f"TIMERS_PROCESSORS names {path!r}"), f"TIMERS_PROCESSORS={path}")
     built_in: dict[str, EntryPoint] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.dist is not None and point.dist.name == DISTRIBUTION:
             built_in[point.name] = point
         else:
             source = f"entry point of {point.dist.name} {point.dist.version}" if point.dist else "entry point"
-            own |= {id(p): (p, source) for p in _of_point(point)}
-    for found, _ in own.values():
+            own |= dict.fromkeys(_of_point(point), source)
+    for found in own:
         _check_own(found)
-    replaced = {found.prefix: found.origin for found, _ in own.values()}
+    replaced = {found.prefix: found.origin for found in own}
     points = _chosen(built_in, builtin)
     _check_targets(targets, {**{point.name: point.value for point in points}, **replaced})
     chosen = [p for point in points for p in _of_point(point) if p.prefix not in replaced]
-    return [*own.values(), *((p, "built in") for p in chosen)]
+    return [*own.items(), *((p, "built in") for p in chosen)]
 
 
 def _working_directory() -> str:
