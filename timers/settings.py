@@ -64,12 +64,7 @@ def _duration(default: str, minimum_ms: int = 0, maximum_ms: int = 3_653 * DAY_M
     most = Duration.of_ms(maximum_ms)
     bounds = f"from {Duration.of_ms(minimum_ms)} to {most}" if minimum_ms else f"at most {most}"
     rule = f"{LENGTHS}, {bounds}" + (f", or {or_else}" if or_else else "")
-    return Field(
-        default_factory=lambda: None if default == or_else else parse_ms(default),
-        ge=minimum_ms,
-        le=maximum_ms,
-        description=rule,
-    )
+    return Field(default=default, ge=minimum_ms, le=maximum_ms, description=rule)
 
 
 def _pod_name() -> str:
