@@ -114,7 +114,7 @@ def _is_address(text: str) -> bool:
     return bool(one.hostname) and (one.port is None or one.port > 0)
 
 
-def check_redis_url(url: str) -> str:
+def check_redis_url(url: str) -> None:
     """Refuses a URL that cannot be a server, with a ValueError that quotes nothing of it. An accepted URL splits
     safely, so `redacted` hides every password in it."""
     try:
@@ -123,7 +123,6 @@ def check_redis_url(url: str) -> str:
         usable = False
     if not usable:
         raise ValueError(f"expected {REDIS_URL}")
-    return url
 
 
 def _is_redis_url(url: str) -> bool:
