@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
@@ -186,11 +185,6 @@ class Progress:
 NO_PROGRESS: Final = Progress()
 
 
-@lru_cache(maxsize=1024)
-def _timeout_ms(value: str | int | float) -> int:
-    return parse_ms(value, "timeout")
-
-
 class Timer(NamedTuple):
     """One timer as it was when it was read. The JSON's names are attributes with the JSON's values, times as aware
     datetimes (`due_at` …); those are epoch milliseconds by the Redis server's clock too (`due_ms` …).
@@ -250,7 +244,7 @@ class Timer(NamedTuple):
     @property
     def timeout_ms(self) -> int | None:
         """Longest run in milliseconds; None means the processor's."""
-        return None if self.timeout is None else _timeout_ms(self.timeout)
+        return None if self.timeout is None else parse_ms(self.timeout, "timeout")
 
     @property
     def tags(self) -> list[str]:
