@@ -195,10 +195,8 @@ class TimerLab:
         for given in processors:
             if not isinstance(given, Processor | ModuleType):
                 raise TypeError(f"{given!r} is neither a processor nor a module of them; is @processor missing?")
-            for found in (
-                in_module(given, f"the module {given.__name__}") if isinstance(given, ModuleType) else (given,)
-            ):
-                self._processors[found.prefix] = replace(found, function=self._clocked(found))
+            found = in_module(given, f"the module {given.__name__}") if isinstance(given, ModuleType) else [given]
+            self._processors |= {each.prefix: replace(each, function=self._clocked(each)) for each in found}
         self._store.declare(self._processors)
         self._retire_engine()
 
