@@ -28,7 +28,7 @@ from timers.cli.shared import (
 from timers.client import BATCH_LIMIT, Armed, TimerClient
 from timers.client.actions import Counts
 from timers.client.fleet import read_story
-from timers.core.fields import decode, decode_lines, decode_text
+from timers.core.fields import decode, decode_line, decode_text, lines_of
 from timers.core.model import Timer
 from timers.core.shapes import Action
 from timers.core.spec import NewTimer, TimerChange
@@ -298,7 +298,7 @@ def _read(path: str) -> list[Any]:
     try:
         whole = decode(raw.strip())
     except ValueError:
-        whole = decode_lines(raw)
+        whole = list(map(decode_line, lines_of(raw)))
     if isinstance(whole, dict) and whole.keys() == {"timers"}:
         whole = whole["timers"]
     timers, rule = whole if isinstance(whole, list) else [whole], "a JSON object as in POST /v1/timers"

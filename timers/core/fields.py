@@ -126,14 +126,8 @@ def lines_of(raw: bytes) -> Iterator[bytes]:
     return (found[0] for found in _LINE.finditer(raw))
 
 
-def decode_lines(raw: bytes) -> list[Any]:
-    """JSON values, one a line (NDJSON). A line that is not JSON becomes an InvalidInput in the list. Empty lines are
-    skipped."""
-    return list(map(decode_line, lines_of(raw)))
-
-
 def decode_line(line: bytes) -> Any:
-    """The value of a line, or the InvalidInput that says what is wrong with it."""
+    """The value of a line of NDJSON, or the InvalidInput that says what is wrong with it."""
     try:
         return decode(line)
     except ValueError as error:
