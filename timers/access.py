@@ -99,7 +99,6 @@ class ApiKey:
         return str(self.options.get("name", self.id))
 
     def covers(self, prefix: str) -> bool:
-        """Whether it covers the prefix."""
         return ALL_PREFIXES in self.prefixes or any(covers(each, prefix) for each in self.prefixes)
 
     @cached_property

@@ -9,7 +9,6 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Run the command line of this process and exit."""
     open_closed_streams()
     shadow = shadowing()
     if shadow is not None:

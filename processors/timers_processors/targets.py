@@ -41,7 +41,7 @@ class Target:
     pauses: int = 0
 
     def answered(self) -> None:
-        """It is in order."""
+        """Forget its failures and pauses."""
         self.failures, self.pauses, self.broken_until = 0, 0, 0.0
 
 

@@ -52,7 +52,7 @@ def processors(settings: Settings | None = None, opened: Lifespan[HttpClient] | 
 def connections(
     settings: Settings, targets: Targets | None = None, lookup: Lookup = socket.getaddrinfo
 ) -> Lifespan[HttpClient]:
-    """Opens what calls the places that the settings allow."""
+    """Opens a client that may call what the settings allow."""
     return partial(HttpClient.opened, settings.webhook_allow, settings.webhook_deny, targets or Targets(), lookup)
 
 

@@ -164,7 +164,6 @@ def is_own(prefix: str) -> bool:
 
 
 def is_prefix(text: str) -> bool:
-    """Whether a text is a valid prefix."""
     return _PREFIX.fullmatch(text) is not None
 
 

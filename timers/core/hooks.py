@@ -85,7 +85,6 @@ class Hook(NamedTuple):
 
     @property
     def events(self) -> Sequence[str]:
-        """The names of the events asked for."""
         return [NAMES[letter] for letter in self.letters]
 
     def covers(self, prefix: str) -> bool:

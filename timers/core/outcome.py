@@ -134,7 +134,6 @@ def encode_outcome(outcome: Done | Rearm) -> str:
 
 
 def decode_outcome(text: str) -> Done | Rearm:
-    """The outcome of a text."""
     fields = decode(text)
     return Rearm(**fields["rearm"]) if "rearm" in fields else Done(**fields["done"])
 

@@ -52,7 +52,6 @@ def choice(name: str, *values: str) -> Schema:
 
 
 def reference(name: str) -> Schema:
-    """A reference to the component of that name."""
     return {"x-ref": name}
 
 

@@ -72,7 +72,6 @@ def _checked_payload(value: object) -> object:
 
 
 def is_tag(text: str) -> bool:
-    """Whether a text can be a tag."""
     return 1 <= len(text) <= TAG_LIMIT_CHARACTERS and text.isprintable()
 
 
