@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from timers.core.durations import format_time
 from timers.core.fields import OWN_PREFIXES, check_prefixes, covers
-from timers.core.model import HistoryEntry, Status, Timer
+from timers.core.model import IMPORTED, RESTORED, HistoryEntry, Status, Timer
 
 EVENTS: Final[Mapping[str, str]] = MappingProxyType(
     {"armed": "a", "started": "r", "completed": "c", "retried": "t", "failed": "f", "unhandled": "u", "cancelled": "x"}
@@ -33,8 +33,8 @@ _BY_CAUSE: Final = MappingProxyType(
         "snoozed": "",
         "handed-back": "",
         "bare-due": "",
-        "imported": "",
-        "restored": "",
+        IMPORTED: "",
+        RESTORED: "",
     }
 )
 _BY_STATUS: Final = MappingProxyType({Status.SCHEDULED: "armed", Status.RUNNING: "started"})
