@@ -116,9 +116,6 @@ class Templates:
             lstrip_blocks=True,
         )
 
-    def has(self, name: str) -> bool:
-        return self._find(f"{name}.txt") is not None
-
     def text(self, name: object, values: Mapping[str, Any]) -> str:
         """The filled-in text. Raises Fail if there is no such template, or if it cannot be filled in."""
         if not isinstance(name, str) or not _TEMPLATE.fullmatch(name):
@@ -271,18 +268,18 @@ def content(
     """Subject, text and HTML. They come from the template that the payload names. If it names none and has no text,
     they come from the template with the name of the prefix, if there is one; else from the payload. What was looked up
     about the user overrides the payload's values."""
-    name = payload.get("template")
-    if name is None and "text" not in payload and templates is not None and templates.has(prefix):
-        name = prefix
+    name, values = payload.get("template"), {**payload, **found}
     subject, text = render(payload, found)
-    if name is None:
-        return subject, text, None
-    if templates is None:
+    if templates is None and name is not None:
         raise Fail("template: TIMERS_TEMPLATES is not set")
-    values = {**payload, **found}
-    text = templates.text(name, values)
+    if templates is None or (name is None and "text" in payload):
+        return subject, text, None
+    filled = templates.beside(f"{prefix}.txt", values) if name is None else templates.text(name, values)
+    if filled is None:
+        return subject, text, None
+    name = name or prefix
     own = None if "subject" in payload else templates.beside(f"{name}.subject.txt", values)
-    return subject if own is None else " ".join(own.split()), text, templates.beside(f"{name}.html", values)
+    return subject if own is None else " ".join(own.split()), filled, templates.beside(f"{name}.html", values)
 
 
 def render(payload: Mapping[str, Any], found: Mapping[str, Any] = MappingProxyType({})) -> tuple[str, str]:

@@ -70,6 +70,12 @@ def test_a_text_that_cannot_be_filled_in_fails_at_once_and_is_named(tmp_path: Pa
     assert str(caught.value).startswith("template a.txt: ")
 
 
+def test_a_mistake_in_the_one_of_the_prefix_fails_at_once_too(tmp_path: Path) -> None:
+    (tmp_path / "send-message.txt").write_text("{% for")
+    with pytest.raises(Fail, match=r"^template send-message\.txt: "):
+        filled(tmp_path, {})
+
+
 @pytest.mark.parametrize(
     "name", ["../b", "/etc/passwd", "a b", "", ".hidden", "a//b", 5, None.__class__.__name__ + "/.."]
 )
