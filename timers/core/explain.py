@@ -56,9 +56,9 @@ class Attempt:
     @property
     def run_ms(self) -> int | None:
         """How long the processor ran, or until its run was taken for lost. None while it runs."""
-        if self.ended is None or self.ended.run_ms is not None:
-            return None if self.ended is None else self.ended.run_ms
-        return self.ended.at_ms - self.start.at_ms
+        if self.ended is None:
+            return None
+        return self.ended.at_ms - self.start.at_ms if self.ended.run_ms is None else self.ended.run_ms
 
 
 def attempts(history: Sequence[HistoryEntry]) -> list[Attempt]:
@@ -163,8 +163,6 @@ def _not_run(timer: Timer, now_ms: int, obstacle: str) -> Iterator[str]:
             )
         case Status.COMPLETED if was_skipped(timer):
             yield f"not run: {next(life(timer)).note}"
-        case Status.COMPLETED:
-            return
 
 
 def _started_again(history: Sequence[HistoryEntry]) -> Iterator[str]:
