@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from timers.errors import LedgerUnavailable, Unavailable
 from timers.ledger import arm, cancel, facts
 from timers.ledger import bell as bell_module
 from timers.ledger import inbox as inbox_rows
-from timers.ledger.bell import Bell, listening
+from timers.ledger.bell import listen
 from timers.ledger.database import Database
 from timers.ledger.facts import Lives
 from timers.ledger.inbox import TAKEN_BYTES, Taken, take
@@ -444,22 +444,51 @@ async def test_what_waits_for_the_end_of_a_run_holds_up_no_start_after_a_gap(
     await fleet.reached(Status.CANCELLED, "a")
 
 
+async def _is_heard(database: Database) -> bool:
+    async with database.transaction() as connection:
+        said = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND state = 'idle'"
+        return bool(await connection.scalar(text(f"{said} AND datname = current_database()")))
+
+
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_a_commit_rings_and_a_lost_connection_is_noticed(driver: str) -> None:
     database = Database(postgres.new_database(driver))
     await database.upgrade()
-    async with listening(database) as bell:
+    rung = asyncio.Event()
+    listening = asyncio.create_task(listen(database, rung.set))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await eventually(partial(_is_heard, database), "it listens")
         await ask(database, "a", delay=0)
-        await bell.wait(DEADLINE_SECONDS)
+        await rung.wait()
         async with database.transaction() as connection:
             said = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
             await connection.execute(text(f"{said} AND datname = current_database()"))
-        with pytest.raises(LedgerUnavailable, match="the connection that listens was closed"):
-            await bell.wait(DEADLINE_SECONDS)
+        with pytest.raises(LedgerUnavailable, match="the ledger is not available: "):
+            await listening
+    await database.close()
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_without_the_trigger_a_commit_does_not_ring(driver: str) -> None:
+    database, rung = Database(postgres.new_database(driver)), asyncio.Event()
     await database.upgrade(notify=False)
-    async with listening(database) as bell:
-        await ask(database, "b", delay=0)
-        await bell.wait(0.05)
+    rings = 0
+
+    def ring() -> None:
+        nonlocal rings
+        rings += 1
+        rung.set()
+
+    listening = asyncio.create_task(listen(database, ring))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await eventually(partial(_is_heard, database), "it listens")
+        await ask(database, "a", delay=0)
+        async with database.transaction() as connection:  # comes after whatever the row would have sent
+            await connection.execute(text(f"NOTIFY {inbox_rows.CHANNEL}"))
+        await rung.wait()
+    assert rings == 1
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
     await database.close()
 
 
@@ -469,9 +498,9 @@ async def test_a_connection_that_is_cut_before_it_listens_is_a_ledger_that_is_aw
     driver: str, noticed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = Database(postgres.new_database(driver))
-    listen = getattr(bell_module, f"_{driver}")
+    listens = getattr(bell_module, f"_{driver}")
 
-    async def cut(connection: Any, bell: Bell) -> object:
+    async def cut(connection: Any, ring: Callable[[], object]) -> None:
         if noticed:
             await connection.close()
         else:
@@ -480,12 +509,11 @@ async def test_a_connection_that_is_cut_before_it_listens_is_a_ledger_that_is_aw
                     "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
                 )
                 await other.execute(text(f"{said} AND datname = current_database()"))
-        return await listen(connection, bell)
+        await listens(connection, ring)
 
     monkeypatch.setattr(bell_module, f"_{driver}", cut)
     with pytest.raises(LedgerUnavailable, match="the ledger is not available: "):
-        async with listening(database):
-            pass
+        await listen(database, lambda: None)
     await database.close()
 
 

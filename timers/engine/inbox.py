@@ -20,7 +20,7 @@ from timers.engine.pod import Pod
 from timers.engine.supervisor import Services, repeat
 from timers.errors import Full, InvalidInput, LedgerUnavailable, NoProcessor, Running, TimersError
 from timers.ledger import effects, facts, inbox
-from timers.ledger.bell import Bell, listening
+from timers.ledger.bell import listen
 from timers.ledger.database import Database
 from timers.ledger.inbox import Taken
 from timers.ledger.rows import Row, save_in
@@ -60,7 +60,7 @@ class Inbox:
         """Rows that a person has to look at, as counted a minute ago at most; None before that."""
         self._aside: dict[int, float] = {}
         """Rows that cannot be carried out yet, by number, and until when this pod leaves them alone."""
-        self._asked, self._caught_up, self._bell = asyncio.Event(), asyncio.Event(), Bell()
+        self._asked, self._caught_up, self._rung = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @property
     def services(self) -> Services:
@@ -68,7 +68,8 @@ class Inbox:
         return {"inbox": self._run, "inbox_upkeep": partial(repeat, self._keep_up, FORGET_SECONDS)}
 
     async def _run(self) -> None:
-        async with listening(self._database) as self._bell:
+        hearing = asyncio.create_task(listen(self._database, self._rung.set))
+        try:
             while True:
                 asked = self._asked.is_set()
                 while await self.drain() or (asked and self._asked.is_set() and await self._others_carry_out()):
@@ -76,14 +77,20 @@ class Inbox:
                 if asked:
                     self._asked.clear()
                     self._caught_up.set()
-                await self._bell.wait(POLL_SECONDS)
+                await set_within(self._rung, POLL_SECONDS)
+                self._rung.clear()
+                if hearing.done():
+                    await hearing
+        finally:
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
 
     async def catch_up(self) -> None:
         """Wait until all pods together have carried out what waits, before timers start that it may replace. Gives up
         after a moment: then a replacement follows the run."""
         self._caught_up.clear()
         self._asked.set()
-        self._bell.ring()
+        self._rung.set()
         await set_within(self._caught_up, CATCH_UP_SECONDS)
         self._asked.clear()
 
