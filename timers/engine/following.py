@@ -33,7 +33,7 @@ from timers.engine.pod import Pod
 from timers.errors import Full, LedgerUnavailable
 from timers.ledger import facts, rows
 from timers.ledger.database import Database
-from timers.ledger.facts import OLDER_MS, Holder, follow_on, hold, last_shards
+from timers.ledger.facts import OLDER_MS, follow_on, hold, last_shards
 from timers.ledger.many import execute
 from timers.ledger.rows import Identity, Row, save_in
 from timers.ledger.schema import PURGED
@@ -415,13 +415,13 @@ async def claim_ledger(store: Store, database: Database, known: set[str] | None 
     now_ms = round(store.clock.now_ms())
 
     async def say(shards: int) -> int:
-        async def claim(connection: AsyncConnection) -> Holder | int:
+        async def claim(connection: AsyncConnection) -> str | int:
             epoch = f"{identity.epoch}/{number}"
             other = await hold(connection, epoch=epoch, server=server, shards=shards, known=known)
             return other or await follow_on(connection, now_ms)
 
         said = await database.do_unless_older(told_ms, claim)
-        if isinstance(said, Holder):
+        if isinstance(said, str):
             raise LedgerUnavailable(f"the ledger is not available: {said}")
         return said
 

@@ -10,7 +10,7 @@ each other's rows for their own.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -33,6 +33,11 @@ _SET_BACK: Final = (
     "`timers db upgrade` and `timers db refill`"
 )
 
+_HELD: Final = (
+    "another Redis db ({server:.12}, epoch {epoch}) uses this ledger, last {seconds:.1f} s ago; stop its pods, or give "
+    "this service a ledger of its own. {held} s after its last pod this one takes over"
+)
+
 _LIFE: Final = "life"
 """The kind of facts whose names are shards."""
 
@@ -50,21 +55,6 @@ _INSERT: Final = insert(facts).from_select(["kind", "name", "value"], sa.select(
 _WRITE: Final = _INSERT.on_conflict_do_update(index_elements=["kind", "name"], set_={"value": _INSERT.excluded.value})
 _ONE_BY_ONE: Final = sa.text(f"LOCK TABLE {epochs.name} IN SHARE ROW EXCLUSIVE MODE")
 _DELETE: Final = sa.delete(facts).where(among(facts.c.kind, facts.c.name))
-
-
-class Holder(NamedTuple):
-    """A db that holds the ledger: its epoch and number, its Redis server, and how long ago its pods said so."""
-
-    epoch: str
-    server: str
-    ago_ms: int
-
-    def __str__(self) -> str:
-        return (
-            f"another Redis db ({self.server[:12]}, epoch {self.epoch.replace('/', ', db ')}) uses this ledger, "
-            f"last {self.ago_ms / 1000:.1f} s ago; stop its pods, or give this service a ledger of its own. "
-            f"{HELD_MS // 1000} s after its last pod this one takes over"
-        )
 
 
 async def read(connection: AsyncConnection) -> dict[Fact, str]:
@@ -133,12 +123,10 @@ async def last_shards(connection: AsyncConnection) -> int | None:
     return (await connection.execute(sa.select(epochs.c.shards).order_by(epochs.c.seen.desc()).limit(1))).scalar()
 
 
-async def hold(
-    connection: AsyncConnection, epoch: str, server: str, shards: int, known: Collection[str]
-) -> Holder | None:
-    """Say that pods of this db are alive; its `epoch` is followed by `/` and its number. Returns who holds the ledger
-    if that is a db of another number, or of a server which is not `known` to be an earlier one of this db; then nothing
-    was changed. An earlier version says no number."""
+async def hold(connection: AsyncConnection, epoch: str, server: str, shards: int, known: Collection[str]) -> str | None:
+    """Say that pods of this db are alive; its `epoch` is followed by `/` and its number. Returns a sentence on who
+    holds the ledger if that is a db of another number, or of a server which is not `known` to be an earlier one of this
+    db; then nothing was changed. An earlier version says no number."""
     await _alone(connection)  # two that begin in one moment would not see each other
     ago, number = now_ms() - epochs.c.seen, epoch.partition("/")[2]
     is_other = sa.and_(epochs.c.epoch.contains("/"), epochs.c.epoch.not_like(f"%/{number}"))
@@ -147,7 +135,9 @@ async def hold(
     )
     found = (await connection.execute(others.order_by(ago).limit(1))).first()
     if found is not None:
-        return Holder(*found)
+        other, its_server, ago_ms = found
+        other = other.replace("/", ", db ")
+        return _HELD.format(epoch=other, server=its_server, seconds=ago_ms / 1000, held=HELD_MS // 1000)
     # Pods that start now do not know them.
     await connection.execute(sa.delete(epochs).where(epochs.c.server.in_([each for each in known if each != server])))
     said = insert(epochs).values(epoch=epoch, server=server, shards=shards, made=now_ms(), seen=now_ms())
