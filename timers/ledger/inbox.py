@@ -170,24 +170,14 @@ def _first_sqlite(_element: _is_first, _compiler: SQLCompiler, **_: object) -> s
     )"""
 
 
-class _end_of_create(FunctionElement[str]):  # noqa: N801 (named as SQL functions are)
-    """Mark and action of the first later row that ends the timer of a create, or arms it once it has ended."""
-
-    type = sa.Text()
-    inherit_cache = True
-
-
-@compiles(_end_of_create)
-def _end_of_create_text(_element: _end_of_create, compiler: SQLCompiler, **_: object) -> str:
-    # Of a deleted row's texts as they are, SQLite 3.40 finds no others in an index: it reads all rows for each.
-    row = "+timers_inbox" if compiler.dialect.name == "sqlite" else "timers_inbox"
-    return f"""(
-        SELECT CAST(later.seq AS TEXT) || '.' || CAST(later.at AS TEXT) || ' ' || later.action
-        FROM timers_inbox AS later WHERE timers_inbox.action = 'create' AND later.prefix = {row}.prefix
-        AND later.id = {row}.id AND later.seq > timers_inbox.seq
-        AND later.action IN ('cancel', 'purge', 'retry') ORDER BY later.seq LIMIT 1
-    )"""  # noqa: S608 (no text from outside)
-
+# Of a deleted row's texts as they are, SQLite 3.40 finds no others in an index, but of what is made of them it does.
+_END: Final[sa.ColumnElement[str]] = sa.literal_column("""(
+    SELECT CAST(later.seq AS TEXT) || '.' || CAST(later.at AS TEXT) || ' ' || later.action
+    FROM timers_inbox AS later WHERE timers_inbox.action = 'create' AND later.prefix = timers_inbox.prefix || ''
+    AND later.id = timers_inbox.id || '' AND later.seq > timers_inbox.seq
+    AND later.action IN ('cancel', 'purge', 'retry') ORDER BY later.seq LIMIT 1
+)""")
+"""Mark and action of the first later row that ends the timer of a create, or arms it once it has ended."""
 
 _ASIDE: Final = inbox.c.seq.in_(sa.bindparam("without", expanding=True))
 _FIRSTS: Final = sa.select(inbox.c.seq).where(~_ASIDE, _is_first()).order_by(inbox.c.seq)
@@ -197,5 +187,5 @@ _UNTIL: Final = sa.func.sum(_FREE.c.size).over(order_by=_FREE.c.seq)
 _FITTING: Final = sa.select(_FREE.c.seq, (_UNTIL - _FREE.c.size).label("before")).subquery()
 _TAKEN: Final = sa.select(_FITTING.c.seq).where(_FITTING.c.before < TAKEN_BYTES)
 _END_OF_CREATE: Final = re.compile(r"([0-9]+\.-?[0-9]+) (cancel|purge)")  # a retry would arm it again
-_TAKE: Final = inbox.delete().where(inbox.c.seq.in_(_TAKEN)).returning(*inbox.c, now_ms(), _end_of_create())
+_TAKE: Final = inbox.delete().where(inbox.c.seq.in_(_TAKEN)).returning(*inbox.c, now_ms(), _END)
 _WAITING: Final = sa.select(inbox.c.seq).where(among(inbox.c.prefix, inbox.c.id))
