@@ -25,7 +25,7 @@ from timers.ledger.database import Database
 from timers.ledger.inbox import Taken
 from timers.ledger.rows import Row, save_in
 from timers.logs import get_logger
-from timers.store.cooperative import set_within
+from timers.store.cooperative import cancelled, set_within
 from timers.store.following import drop_marks, read_marks
 
 POLL_SECONDS: Final = 0.2
@@ -82,8 +82,7 @@ class Inbox:
                 if hearing.done():
                     await hearing
         finally:
-            hearing.cancel()
-            await asyncio.gather(hearing, return_exceptions=True)
+            await cancelled([hearing])
 
     async def catch_up(self) -> None:
         """Wait until all pods together have carried out what waits, before timers start that it may replace. Gives up

@@ -17,7 +17,7 @@ from timers.engine.supervisor import Supervisor, repeat
 from timers.engine.sweeper import Sweeper
 from timers.errors import Unavailable
 from timers.logs import get_logger
-from timers.store.cooperative import side_by_side
+from timers.store.cooperative import cancelled, side_by_side
 from timers.store.notifications import MOVED_SECONDS, Part, current_parts, ensure_notifications, listen, parts
 
 REPLICAS_SECONDS: Final = 5.0
@@ -90,9 +90,7 @@ class Subscription:
                 self._canary.soon.set()
         finally:
             self._old, ended = None, [task for task in (subscription, self._old) if task is not None]
-            for task in ended:
-                task.cancel()
-            await asyncio.gather(*ended, return_exceptions=True)
+            await cancelled(ended)
 
     def _subscribe(self) -> asyncio.Task[None]:
         return asyncio.create_task(listen(self._canary.part, self.handle))

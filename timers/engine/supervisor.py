@@ -10,7 +10,7 @@ from typing import Any, Final
 from timers.errors import ConfigurationError, Full, LedgerUnavailable, Moving, Unavailable
 from timers.logs import Reminders, get_logger
 from timers.processor import Lifespan, Processor
-from timers.store.cooperative import set_within
+from timers.store.cooperative import cancelled, set_within
 
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 0.5
@@ -62,9 +62,7 @@ class Supervisor:
     async def stop(self) -> None:
         """Cancel all and wait until they have ended."""
         stopping = self._watched
-        for watched in stopping:
-            watched.cancel()
-        await asyncio.gather(*stopping, return_exceptions=True)
+        await cancelled(stopping)
         # If stop is called twice at once, the second call may find services that were started since. Leave those alone.
         if self._watched is stopping:
             self._watched = []

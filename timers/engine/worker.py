@@ -27,6 +27,7 @@ from timers.engine.sweeper import Sweeper
 from timers.errors import ConfigurationError
 from timers.logs import get_logger
 from timers.processor import Registry
+from timers.store.cooperative import cancelled
 from timers.store.membership import LIMITS, Member, Membership
 from timers.store.store import Store
 
@@ -244,9 +245,7 @@ class Worker:
             await asyncio.wait({waiting, overdue}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({waiting}, timeout=and_seconds)
         finally:
-            waiting.cancel()
-            overdue.cancel()
-            await asyncio.gather(waiting, overdue, return_exceptions=True)
+            await cancelled([waiting, overdue])
 
     @property
     def supervisors(self) -> Sequence[Supervisor]:

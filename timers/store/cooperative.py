@@ -34,9 +34,15 @@ async def side_by_side(parts: Iterable[Coroutine[Any, Any, object]]) -> None:
     try:
         await asyncio.gather(*tasks)
     finally:
-        for part in tasks:
-            part.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(tasks)
+
+
+async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel these and wait until they have ended, however."""
+    ending = [*tasks]
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
 
 
 def shared(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
