@@ -12,7 +12,7 @@ from tests.ledger.test_following import changes_left
 from tests.waiting import eventually
 from timers.client import drift
 from timers.core.model import Status
-from timers.engine import comparing, following
+from timers.engine import comparing, following, supervisor
 from timers.engine.following import Following
 from timers.ledger import rows
 from timers.ledger.database import Database
@@ -27,8 +27,8 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rests, and looks one after the other."""
     for name in ("COUNT_SECONDS", "SECOND_LOOK_SECONDS"):
         monkeypatch.setattr(comparing, name, 0.3)
-    for name in ("REST_PER_WORK", "SHORTEST_REST_SECONDS"):
-        monkeypatch.setattr(comparing, name, 0)
+    monkeypatch.setattr(comparing, "REST_PER_WORK", 0)
+    monkeypatch.setattr(supervisor, "SHORTEST_REST_SECONDS", 0)
 
 
 async def repaired(database: Database, redis: int, ledger: int) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 from timers.client.drift import Drift, Suspects, first_looks, is_apart, repair, tell
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
+from timers.engine.supervisor import unhurried
 from timers.errors import LedgerUnavailable
 from timers.ledger.database import Database
 from timers.logs import get_logger
@@ -28,8 +29,6 @@ PASS_SECONDS: Final = 3600.0
 REST_PER_WORK: Final = 20
 """After each step it rests 20 times as long as the step took; if counts differ as long as that."""
 
-SHORTEST_REST_SECONDS: Final = 0.02
-LONGEST_REST_SECONDS: Final = 2.0
 SUSPECTS: Final = 20_000
 """With so many timers in mind it goes no further before it has looked again."""
 
@@ -108,15 +107,12 @@ class Comparing:
         """Compare all timers of a shard and repair what differs. Returns what was repaired."""
         waiting, drift = deque[tuple[float, Suspects]](), Drift()
         try:
-            began = time.monotonic()
-            async for suspects in first_looks(self._store, self._database, shard):
+            steps = first_looks(self._store, self._database, shard)
+            async for suspects in unhurried(steps, lambda: 1 if self._urgent else REST_PER_WORK):
                 if suspects:
                     waiting.append((time.monotonic() + SECOND_LOOK_SECONDS, suspects))
                 while waiting and (waiting[0][0] <= time.monotonic() or _count(waiting) > SUSPECTS):
                     drift = drift.plus(await self._look_again(shard, *waiting.popleft()))
-                rest = (time.monotonic() - began) * (1 if self._urgent else REST_PER_WORK)
-                await asyncio.sleep(min(max(SHORTEST_REST_SECONDS, rest), LONGEST_REST_SECONDS))
-                began = time.monotonic()
             while waiting:
                 drift = drift.plus(await self._look_again(shard, *waiting.popleft()))
         finally:

@@ -9,6 +9,7 @@ from typing import Final
 
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
+from timers.engine.supervisor import unhurried
 from timers.logs import get_logger
 from timers.store import keys
 from timers.store.starts import add_starts
@@ -31,11 +32,9 @@ LAPSE_SECONDS: Final = 30.0
 
 BATCH: Final = 500
 
-SHORTEST_REST_SECONDS: Final = 0.02
-LONGEST_REST_SECONDS: Final = 2.0
 REST_PER_WORK: Final = 300
-"""After each step the audit rests 300 times as long as the step took, so that it uses a third of a percent of a core.
-The longest rest bounds that: a step also seems long when the pod itself stalls, and the audit must still end."""
+"""After each step the audit rests 300 times as long as the step took, so that it uses a third of a percent of a
+core."""
 
 REPORT_SECONDS: Final = 5.0
 """One call reports all starts of this time. What a pod starts after its last call is not counted."""
@@ -142,15 +141,11 @@ class Maintenance:
     async def audit_all(self) -> None:
         await asyncio.sleep(self._options.audit_every_seconds)
         async for shard in self._led(lambda _: self._options.audit_every_seconds):
-            began = time.monotonic()
-            async for found in audit(self._pod.store, shard):
+            async for found in unhurried(audit(self._pod.store, shard), lambda: REST_PER_WORK):
                 if found:
                     _auditors_log.error(
                         "indexes or counts disagreed with the records and were repaired", shard=shard, **found
                     )
-                rest = (time.monotonic() - began) * REST_PER_WORK
-                await asyncio.sleep(min(max(SHORTEST_REST_SECONDS, rest), LONGEST_REST_SECONDS))
-                began = time.monotonic()
 
     async def report_starts(self) -> None:
         """Add this pod's starts and failed attempts since the last time to those of the fleet, if there were any.

@@ -3,9 +3,10 @@ open."""
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from timers.errors import ConfigurationError, Full, LedgerUnavailable, Moving, Unavailable
 from timers.logs import Reminders, get_logger
@@ -23,6 +24,12 @@ STEADY_SECONDS: Final = 1.0
 OPENING_SECONDS: Final = 10.0
 """When a lifespan that still opens is named: its pod starts nothing meanwhile."""
 
+SHORTEST_REST_SECONDS: Final = 0.02
+LONGEST_REST_SECONDS: Final = 2.0
+"""Bounds of the rest after a step of long work that is in no hurry."""
+
+T = TypeVar("T")
+
 _log = get_logger("timers.supervisor")
 _lifespans_log = get_logger("timers.lifespans")
 
@@ -38,6 +45,17 @@ async def repeat(work: Callable[[], Awaitable[None]], seconds: float, soon: asyn
         soon.clear()
         await work()
         await set_within(soon, seconds)
+
+
+async def unhurried(steps: AsyncIterable[T], rests: Callable[[], int]) -> AsyncIterator[T]:
+    """Take one step after the other, and after each a rest that lasts so many times as long as the step and what was
+    made of it, within bounds: a step also seems long when the pod itself stalls, and the last must still come."""
+    began = time.monotonic()
+    async for step in steps:
+        yield step
+        rest = (time.monotonic() - began) * rests()
+        await asyncio.sleep(min(max(SHORTEST_REST_SECONDS, rest), LONGEST_REST_SECONDS))
+        began = time.monotonic()
 
 
 class Supervisor:
