@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -83,7 +83,6 @@ class BareKeys:
         self.store = store
         self._redis = store.connections.commands
         self._denied = False
-        self._warned: set[tuple[Identity, int]] = set()
 
     async def scan(self, cursor: int) -> Page:
         """The next keys of the form `<prefix>:<id>`; none if the Redis user may not SCAN."""
@@ -216,22 +215,11 @@ class BareKeys:
         reports: dict[Identity, tuple[object, ...]] = {}
         for identity, (known_ms, deadline_ms, value, heard) in states.items():
             if value is not None and len(value) > PAYLOAD_LIMIT_BYTES:
-                self._warn(identity, deadline_ms, len(value))
+                _warn(":".join(identity), deadline_ms, len(value))
             spec = "" if value is None else encode(spec_of(value))
             found = [deadline_ms if what == "adopted" else what, *((heard.number, heard.since) if heard else ())]
             reports[identity] = (known_ms or "", "/".join(map(str, found)), spec)
         return await self._run("adopt" if what == "adopted" else "resolve", reports)
-
-    def _warn(self, identity: Identity, deadline_ms: int, size: int) -> None:
-        """Tell once of a value that is too large: a key is read and reported several times."""
-        if (identity, deadline_ms) in self._warned:
-            return
-        if len(self._warned) >= WARNED_LIMIT:
-            self._warned.clear()
-        self._warned.add((identity, deadline_ms))
-        _log.warning(
-            "a bare key's value is too large for a payload and was dropped", timer=":".join(identity), bytes=size
-        )
 
     async def announce(self, heard: Mapping[Identity, Heard]) -> dict[Identity, str]:
         """Make the timers of expired keys due. Codes: due, known, running, look, refused."""
@@ -253,6 +241,12 @@ class BareKeys:
         lines = ["\n".join(map(str, (*identity, *what))) for identity, what in reports.items()]
         codes, _ = await self.store.run_lines(f"bare/{script}", list(reports), lines)
         return {identity: code.decode() for identity, (code,) in zip(reports, codes, strict=True)}
+
+
+@lru_cache(WARNED_LIMIT)
+def _warn(timer: str, _deadline_ms: int, size: int) -> None:
+    """Tell once of a value that is too large: a key is read and reported several times."""
+    _log.warning("a bare key's value is too large for a payload and was dropped", timer=timer, bytes=size)
 
 
 def _deadline(answer: int) -> int:
