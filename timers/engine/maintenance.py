@@ -120,23 +120,22 @@ class Maintenance:
 
     async def _due(self, shard: int) -> tuple[Set[str], int]:
         """The queues with due timers, and the server's time."""
-        touched = await self._pod.store.touch(shard)
-        found = set(touched.due)
-        while touched.next_rank:
-            touched = await self._pod.store.touch(shard, touched.next_rank)
+        found, rank = set[str](), 0
+        while True:
+            touched = await self._pod.store.touch(shard, rank)
             found.update(touched.due)
-        return found, touched.now_ms
+            if not (rank := touched.next_rank):
+                return found, touched.now_ms
 
     async def _lost(self, shard: int) -> Mapping[str, Sequence[str]]:
         """The runs whose lease has expired, by prefix; for each prefix those that have waited longest."""
-        found: dict[str, list[str]] = {}
-        orphans, rank = await self._pod.store.orphans(shard)
+        found, rank = defaultdict[str, list[str]](list), 0
         while True:
+            orphans, rank = await self._pod.store.orphans(shard, rank)
             for prefix, timer_id in orphans:
-                found.setdefault(prefix, []).append(timer_id)
+                found[prefix].append(timer_id)
             if not rank:
                 return {prefix: ids[:BATCH] for prefix, ids in found.items()}
-            orphans, rank = await self._pod.store.orphans(shard, rank)
 
     async def audit_all(self) -> None:
         await asyncio.sleep(self._options.audit_every_seconds)
