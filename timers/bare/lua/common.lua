@@ -5,7 +5,7 @@ local AHEAD_MS = 1000
 
 -- When an expiry of a key was answered last; and if no pod of an earlier version did it, which one that was, as the pod that reported
 -- it calls it (`since` is `<ms>@<pod>`). A star says that one more was answered, though perhaps no pod has heard it. `shared` is the last
--- name before, `<since> <number>`, that pods agree on, if only one pod has this one.
+-- name that pods agree on, `<since> <number>`: this one, or one before it.
 local function lock_of(member)
   local at = string.match(call('GET', root .. 'answered:' .. member) or '', ' (%d+)$')
   local last = call('GET', root .. 'expiry:' .. member) or ''
@@ -14,16 +14,13 @@ local function lock_of(member)
   return since, number, at, unheard, shared
 end
 
-local function is_shared(since) return string.sub(since, -1) == '@' end
-
 -- Pods of an earlier version know by the 0 that time decides.
 local function answered(member, since, number, at, unheard)
-  local last, last_number, _, _, shared = lock_of(member)
-  if is_shared(since) then shared = ''
-  elseif last and is_shared(last) then shared = ' ' .. last .. ' ' .. last_number
-  elseif shared and shared ~= '' then shared = ' ' .. shared end
+  local _, _, _, _, shared = lock_of(member)
+  local name = since .. ' ' .. number
+  if string.sub(since, -1) == '@' then shared = name end
   call('SET', root .. 'answered:' .. member, '0 ' .. at, 'PX', LOCK_MS)
-  call('SET', root .. 'expiry:' .. member, since .. ' ' .. number .. ' ' .. at .. (unheard or '') .. (shared or ''), 'PX', LOCK_MS)
+  call('SET', root .. 'expiry:' .. member, name .. ' ' .. at .. (unheard or '') .. ' ' .. (shared or ''), 'PX', LOCK_MS)
 end
 
 local function answered_unheard(member)
