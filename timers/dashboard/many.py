@@ -202,19 +202,17 @@ class ManyPages(Pages):
                 raise
             return await self._asked(request, bulk, str(error))
         await self._slice(request, bulk, asked, progress)
-        return self._shown(request, "bulk_going", bulk, number, progress=progress)
+        return self._shown(request, bulk, number, progress=progress)
 
     async def _asked(self, request: web.Request, bulk: BulkRequest, wrong: str = "") -> web.Response:
         number, is_exact = await self._count(bulk)
         words, status = number if is_exact else "all", 422 if wrong else 200
         fields = {"count": number, "is_exact": is_exact, "wrong": wrong}
-        return self._shown(request, "bulk", bulk, str(words), status=status, **fields)
+        return self._shown(request, bulk, str(words), status=status, progress=None, **fields)
 
-    def _shown(
-        self, request: web.Request, template: str, bulk: BulkRequest, number: str, **values: Any
-    ) -> web.Response:
+    def _shown(self, request: web.Request, bulk: BulkRequest, number: str, **values: Any) -> web.Response:
         hidden = [("action", bulk.action), ("when", bulk.when), *(("timer", member) for member in bulk.chosen)]
-        return self._show(request, template, bulk=bulk, number=number, hidden=[*hidden, *bulk.wanted.given], **values)
+        return self._show(request, "bulk", bulk=bulk, number=number, hidden=[*hidden, *bulk.wanted.given], **values)
 
     async def _count(self, bulk: BulkRequest) -> tuple[int, bool]:
         """The number of timers, and whether the count is exact."""

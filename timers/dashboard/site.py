@@ -156,9 +156,9 @@ class Guard:
         seen_at, seen = self._remembered.get((caller.id if caller else "-", request.path_qs), (0.0, b""))
         if request.method != "GET" or not seen:
             return _error(request, 503, title, error)
-        banner = render.environment().get_template("away.html")
         age = in_units((time.monotonic() - seen_at) * 1000)
-        text = seen.decode().replace(STATE, banner.render(title=title, age=age, reason=str(error)), 1)
+        macros: Any = render.environment().get_template("macros.html").module
+        text = seen.decode().replace(STATE, macros.away(title, age, str(error)), 1)
         return web.Response(text=text, status=503, content_type="text/html", headers=render.HEADERS)
 
 
