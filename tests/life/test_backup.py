@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.engine.fleet import Calls, Fleet, Held, until
-from timers.client.backup import Import, Report, export
+from timers.client.backup import Import, export
 from timers.core.model import Status
 
 pytestmark = pytest.mark.every_server
@@ -16,7 +16,7 @@ async def exported(fleet: Fleet) -> list[bytes]:
     return [line.encode() async for page in export(fleet.store) for line in page.lines]
 
 
-async def imported(fleet: Fleet, lines: list[bytes], **options: Any) -> Report:
+async def imported(fleet: Fleet, lines: list[bytes], **options: Any) -> Import:
     """Import what was exported; no line of it may be bad."""
     bad: list[str] = []
     begun = Import(

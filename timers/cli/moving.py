@@ -11,7 +11,7 @@ import typer
 
 from timers.cli.shared import OnlyOf, Output, cell, given_file, note, progress, resumable, run, show
 from timers.client import TimerClient, open_redis
-from timers.client.backup import IfExists, Import, Report, export, number_of_timers
+from timers.client.backup import IfExists, Import, export, number_of_timers
 from timers.client.moving import Mover, abort, by_prefix
 from timers.core.durations import FromNow, format_time, parse_bound, parse_ms, parse_time
 from timers.core.fields import check_prefixes
@@ -182,7 +182,7 @@ def import_all(
     line is bad or the export was cut."""
     told_ms = None if rebase_at is None else parse_time(rebase_at, "--rebase-at")
 
-    async def put(client: TimerClient, store: Store) -> Report:
+    async def put(client: TimerClient, store: Store) -> Import:
         lines, at_ms = _lines(opened), told_ms
         if at_ms is None and rebase:
             at_ms = await store.now_ms()
@@ -203,11 +203,11 @@ def import_all(
             return await _take_all(begun, lines)
 
     with given_file("FILE", file) as opened:
-        report = run(put)
-    _show_import(report, output, dry_run=dry_run)
+        done = run(put)
+    _show_import(done, output, dry_run=dry_run)
 
 
-async def _take_all(begun: Import, lines: Iterator[bytes | None]) -> Report:
+async def _take_all(begun: Import, lines: Iterator[bytes | None]) -> Import:
     with progress("import", begun.expected) as tell:
         for number, line in enumerate(lines, 1):
             await begun.take(line)
@@ -216,15 +216,16 @@ async def _take_all(begun: Import, lines: Iterator[bytes | None]) -> Report:
         return await begun.end()
 
 
-def _show_import(report: Report, output: Output, *, dry_run: bool) -> None:
+def _show_import(done: Import, output: Output, *, dry_run: bool) -> None:
     """Exits with 1 if a line is bad or the export was cut."""
-    rows = [{"what": kind, "result": result, "number": n} for kind, result, n in report.rows()]
-    show({"dry_run": dry_run, **report.to_json()}, output, rows)
-    if report.trouble is not None:
-        note(report.trouble)
-    if report.bad:
-        note(f"{report.bad} bad lines")
-    if report.bad or report.trouble is not None:
+    by_result = [(kind, result, n) for kind, found in done.by_result.items() for result, n in found.items()]
+    rows = [{"what": kind, "result": result, "number": n} for kind, result, n in by_result]
+    show({"dry_run": dry_run, **done.to_json()}, output, rows)
+    if done.trouble is not None:
+        note(done.trouble)
+    if done.bad:
+        note(f"{done.bad} bad lines")
+    if done.bad or done.trouble is not None:
         raise typer.Exit(1)
 
 

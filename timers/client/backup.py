@@ -7,13 +7,12 @@ A timer's line has its whole record. Its numbers and texts are those of the reco
 
 import base64
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version as version_of
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from timers.core.durations import format_time, parse_time
 from timers.core.fields import check_id, check_prefix, covers, decode, encode
@@ -187,26 +186,6 @@ def _changed_ms(parts: RecordParts) -> int:
     return int(at) if at.isdigit() else parts.created_ms
 
 
-@dataclass(slots=True)
-class Report:
-    """What an import did, or would do: how many by kind of line and what became of them. `trouble` says what is wrong
-    with the whole."""
-
-    by_result: dict[str, Counter[str]] = field(default_factory=dict)
-    bad: int = 0
-    trouble: str | None = None
-
-    def add(self, kind: str, result: str) -> None:
-        self.by_result.setdefault(f"{kind}s", Counter())[result] += 1
-
-    def rows(self) -> Sequence[tuple[str, str, int]]:
-        """What, what became of it, and how many."""
-        return [(kind, result, n) for kind, found in self.by_result.items() for result, n in found.items()]
-
-    def to_json(self) -> dict[str, Any]:
-        return {**{kind: dict(found) for kind, found in self.by_result.items()}, "bad_lines": self.bad}
-
-
 _SAID: Final = {
     "unreadable": "its record cannot be read",
     "newer": "the timer that is there has a record of a newer format",
@@ -216,8 +195,8 @@ _SAID: Final = {
 
 
 class Import:
-    """The import of one export. Call `take` for each line after the header, then `end`. Raises Unavailable: an import
-    that is repeated goes on where this one came to."""
+    """The import of one export, and what it did, or would do. Call `take` for each line after the header, then `end`.
+    Raises Unavailable: an import that is repeated goes on where this one came to."""
 
     def __init__(
         self,
@@ -245,7 +224,11 @@ class Import:
         self._bytes = 0
         self._number = 1
         self._footer: Mapping[str, Any] | None = None
-        self.report = Report()
+        self.by_result = defaultdict[str, Counter[str]](Counter)
+        """How many lines of each kind, and what became of them."""
+        self.bad = 0
+        self.trouble: str | None = None
+        """What is wrong with the whole."""
 
     async def take(self, line: bytes | None) -> None:
         """Take the next line; None for one that is too long."""
@@ -259,22 +242,23 @@ class Import:
         if len(self._waiting) >= BATCH or self._bytes >= BATCH_BYTES:
             await self._put_timers()
 
-    async def end(self) -> Report:
-        """What has become of all lines."""
+    async def end(self) -> Self:
+        """This import, once it is known what has become of all lines."""
         await self._put_timers()
         if self._footer is None:
-            self.report.trouble = (
-                "the footer is missing, so the export was cut: what it had is imported, the rest is lost"
-            )
+            self.trouble = "the footer is missing, so the export was cut: what it had is imported, the rest is lost"
         else:
-            numbers = {kind: found.total() for kind, found in self.report.by_result.items()}
+            numbers = {kind: found.total() for kind, found in self.by_result.items()}
             lost = [name for name in _COUNTED if numbers.get(name, 0) != self._footer.get(name)]
-            if lost and not self.report.bad:
-                self.report.trouble = f"there are other numbers of {', '.join(lost)} than the footer says"
-        return self.report
+            if lost and not self.bad:
+                self.trouble = f"there are other numbers of {', '.join(lost)} than the footer says"
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        return {**{kind: dict(found) for kind, found in self.by_result.items()}, "bad_lines": self.bad}
 
     def _refuse(self, number: int, why: str) -> None:
-        self.report.bad += 1
+        self.bad += 1
         self._tell(number, why)
 
     async def _put(self, line: Mapping[str, Any]) -> None:
@@ -303,7 +287,7 @@ class Import:
             is_put = await put_pause(self._store, check_prefix(line.get("prefix")), since_ms, **how)
         else:
             raise ValueError(f"it has no known type: {str(kind)[:50]!r}")
-        self.report.add(str(kind), "restored" if is_put else "kept")
+        self.by_result[f"{kind}s"]["restored" if is_put else "kept"] += 1
 
     async def _put_timers(self) -> None:
         batch, self._waiting, self._bytes = self._waiting, [], 0
@@ -324,7 +308,7 @@ class Import:
             dry_run=self._dry_run,
         )
         for (number, _), code in zip(batch, codes, strict=True):
-            self.report.add("timer", code)
+            self.by_result["timers"][code] += 1
             if code in _SAID:
                 self._refuse(number, _SAID[code])
 
