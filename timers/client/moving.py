@@ -11,9 +11,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from timers.client.fleet import shortened
 from timers.errors import Refused
@@ -47,17 +46,26 @@ COMPARISONS: Final = 3
 SHOWN: Final = 5
 
 
-@dataclass(slots=True)
-class Moved:
-    """What a move did: how many timers there are now by status and prefix, what else was carried over, how many records
-    could not be read, how many runs were lost and are taken over there, and how long each step took."""
+class Mover:
+    """One move, and what it did. `tell` is called with sentences about how far it is."""
 
-    timers: dict[str, int] = field(default_factory=dict)
-    carried: dict[str, int] = field(default_factory=dict)
-    unreadable: int = 0
-    lost_runs: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    was_done: bool = False
+    def __init__(
+        self, source: Store, target: Store, places: tuple[str, str], *, tell: Callable[[str], None], wait_seconds: float
+    ) -> None:
+        """`places` says where source and target are, without credentials; what runs in the source may take
+        `wait_seconds` to end."""
+        self._source, self._target, (self._from, self._to) = source, target, places
+        self._tell, self._wait_seconds = tell, wait_seconds
+        self.was_done = False
+        """Whether somebody had moved the service already."""
+        self.timers: Mapping[str, int] = {}
+        """How many timers there are now, by `<status letter> <prefix>`."""
+        self.carried: Mapping[str, int] = {}
+        """What else was carried over."""
+        self.unreadable = self.lost_runs = 0
+        """How many records could not be read, and how many runs were lost and are taken over there."""
+        self.seconds: dict[str, float] = {}
+        """How long each step took."""
 
     def to_json(self) -> dict[str, Any]:
         """As the command shows it."""
@@ -70,19 +78,6 @@ class Moved:
             "lost_runs": self.lost_runs,
             "seconds": self.seconds,
         }
-
-
-class Mover:
-    """One move. `tell` is called with sentences about how far it is."""
-
-    def __init__(
-        self, source: Store, target: Store, places: tuple[str, str], *, tell: Callable[[str], None], wait_seconds: float
-    ) -> None:
-        """`places` says where source and target are, without credentials; what runs in the source may take
-        `wait_seconds` to end."""
-        self._source, self._target, (self._from, self._to) = source, target, places
-        self._tell, self._wait_seconds = tell, wait_seconds
-        self._report = Moved()
 
     async def check(self) -> None:
         """Raise Refused if there is nothing to move, or the target cannot take it."""
@@ -114,9 +109,9 @@ class Mover:
             part = " a part of another move's" if there is not None else ""
             raise Refused(f"{self._to} has{part} timers; empty it, or choose another db")
 
-    async def run(self) -> Moved:
-        """Move, or go on with a move. Raises Refused if that is not possible; the source was given back then, unless
-        it says otherwise."""
+    async def run(self) -> Self:
+        """Move, or go on with a move. Returns it when it is done. Raises Refused if that is not possible; the source
+        was given back then, unless it says otherwise."""
         await self.check()
         here = self._source.identity.moving
         if here is None:
@@ -127,10 +122,10 @@ class Mover:
         if here is not None and not here.is_over:
             await self._copy(here.name)
         elif self._target.identity.moving is None:
-            self._report.was_done = True
-            return self._report
+            self.was_done = True
+            return self
         await self._begin()
-        return self._report
+        return self
 
     async def _leave(self, name: str) -> None:
         """Close both dbs, and wait until nothing runs in the source any more."""
@@ -179,10 +174,10 @@ class Mover:
         async with self._step("copied"):
             await self._copy_records()
         async with self._step("carried the rest"):
-            self._report.carried = dict(await carry(self._source, self._target))
+            self.carried = dict(await carry(self._source, self._target))
         async with self._step("compared"):
-            self._report.timers = await self._compared()
-        self._report.lost_runs = sum(n for kind, n in self._report.timers.items() if kind.startswith("r "))
+            self.timers = await self._compared()
+        self.lost_runs = sum(n for kind, n in self.timers.items() if kind.startswith("r "))
         await self._source.identity.move(MOVED, name, self._to)
         here = self._source.identity.moving
         if here is None or not here.is_over:
@@ -222,7 +217,7 @@ class Mover:
                 shard = self._target.shard_of_member(member)
                 by_shard.setdefault(shard, []).append(line)
             for member, reason, record in page.unreadable:
-                self._report.unreadable += 1
+                self.unreadable += 1
                 await moving.quarantine(self._target, member, reason, record)
             collected += len(page.copies)
             if collected >= most or page.next is None:
@@ -278,7 +273,7 @@ class Mover:
     async def _step(self, name: str) -> AsyncIterator[None]:
         begun = time.monotonic()
         yield
-        self._report.seconds[name] = round(time.monotonic() - begun, 1)
+        self.seconds[name] = round(time.monotonic() - begun, 1)
 
 
 async def abort(source: Store) -> str:
