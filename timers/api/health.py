@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiohttp import web
@@ -14,6 +15,7 @@ from timers.api.operations import call
 from timers.api.requests import refuse_query
 from timers.client import TimerClient, aside, held_ms
 from timers.client.fleet import ALL_SERVED, Fleet, HeldBy, Unserved, read_fleet
+from timers.client.opening import ask_ledger
 from timers.core.model import Status
 from timers.doctor.checks import any_full, away_from, partly_away
 from timers.doctor.examining import unacknowledged
@@ -61,7 +63,7 @@ class HealthRoutes:
         self._store, self._client, self._worker, self._metrics = store, client, worker, metrics
         self._connections, self._ledger, self._answer_seconds = store.connections, client.ledger, answer_seconds
         self._seen = CachedRead(self._refresh, fresh_seconds)
-        self._asked = CachedRead(self._ask_ledger, fresh_seconds)
+        self._asked = CachedRead(partial(ask_ledger, client.ledger), fresh_seconds)
         self._inbox = None if self._ledger is None else CachedRead(self._ledger.inbox_seconds, FRESH_SECONDS)
         self._draining = False
         self._partly = ""
@@ -80,7 +82,6 @@ class HealthRoutes:
     async def readyz(self, request: web.Request) -> web.Response:
         """Answers 200 if Redis and every part work, else 503 with the reasons; a pod without a worker also while only
         its ledger works. Anonymous callers see no names."""
-        # A pod without a worker may not have asked the ledger for long.
         asked = _within(self._answer_seconds, self._asked)
         (trouble, is_full, unserved), _ = await asyncio.gather(self._seen.get(), asked)
         visible = visible_to(request)
@@ -134,12 +135,6 @@ class HealthRoutes:
         """What this pod's Redis user was refused of late. The reason names a prefix and a timer."""
         for prefix, said in self._store.refusals.lacks.items():
             yield said if visible is None or visible(prefix) else "the Redis user lacks a right"
-
-    async def _ask_ledger(self) -> bool:
-        if self._ledger is not None:
-            with suppress(LedgerUnavailable):
-                await self._ledger.ping()
-        return True
 
     def _ledger_warnings(self, health: PodHealth | None, *, anonymous: bool) -> Iterator[str]:
         """What is wrong with the ledger. The reason may contain the name of a host."""

@@ -1,7 +1,7 @@
 """Owns opening the store of a db that a pod or a command is to use, and which durabilities it can give."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, get_args
 
 from timers.core.shapes import Durability
@@ -95,6 +95,15 @@ def open_ledger(url: str | None) -> "Database | None":
     from timers.ledger.database import Database  # noqa: PLC0415 (what it needs is an extra)
 
     return Database(url)
+
+
+async def ask_ledger(ledger: "Database | None") -> bool:
+    """Have the ledger, if there is one, answer now, so that its `trouble` is that of now: a pod without a worker may
+    not have asked it for long. True whatever it answers."""
+    if ledger is not None:
+        with suppress(LedgerUnavailable):
+            await ledger.ping()
+    return True
 
 
 async def lacking(

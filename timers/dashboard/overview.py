@@ -4,7 +4,7 @@ import asyncio
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
@@ -17,13 +17,14 @@ from timers.api.operations import call
 from timers.api.requests import refuse_query
 from timers.client import TimerClient
 from timers.client.fleet import LATE_MS, UNSIGNED, Fleet, Stats, read_blocked, read_stats, shortened
+from timers.client.opening import ask_ledger
 from timers.core.durations import in_units
 from timers.core.fields import is_own
 from timers.core.model import Status
 from timers.dashboard.render import Chart, bars, clock_of, lines
 from timers.dashboard.site import Pages
 from timers.doctor.checks import any_full
-from timers.errors import LedgerUnavailable, Moving
+from timers.errors import Moving
 from timers.store import alarms, keys, queries
 from timers.store.cooperative import CachedRead
 from timers.store.filters import Filter, Visible
@@ -179,7 +180,7 @@ class OverviewPage(Pages):
     def __init__(self, store: Store, client: TimerClient, auth: Auth) -> None:
         super().__init__(store, client, auth)
         self._whole = CachedRead(self._read, STATS_SECONDS)
-        self._asked = CachedRead(self._ask_ledger, STATS_SECONDS)
+        self._asked = CachedRead(partial(ask_ledger, client.ledger), STATS_SECONDS)
         self._load = lru_cache(SCOPES)(lambda prefixes: CachedRead(lambda: self._loaded(prefixes), LOAD_SECONDS))
 
     @call("getDashboard")
@@ -239,13 +240,6 @@ class OverviewPage(Pages):
             async with asyncio.timeout(LEDGER_PATIENCE_SECONDS):
                 await self._asked.get()
         return seen._replace(ledger=None if self._client.ledger is None else self._client.ledger.trouble)
-
-    async def _ask_ledger(self) -> bool:
-        """A pod without a worker may not have asked it for long."""
-        if self._client.ledger is not None:
-            with suppress(LedgerUnavailable):
-                await self._client.ledger.ping()
-        return True
 
     async def _loaded(self, prefixes: tuple[str, ...]) -> tuple[Sequence[int], bool]:
         visible = ApiKey("", prefixes, frozenset()).sees
