@@ -204,7 +204,7 @@ async def _prefix(request: web.Request) -> str:
 
 
 class ClientRoutes:
-    """The calls that a client carries out."""
+    """The calls that a client carries out. `operations` says what each takes and answers."""
 
     def __init__(self, client: TimerClient) -> None:
         self._client = client
@@ -212,13 +212,10 @@ class ClientRoutes:
 
     @call("createTimer")
     async def create(self, request: web.Request) -> web.Response:
-        """Answers 201 with a new timer, 200 with one that was kept or replaced, 202 with one that only the ledger
-        has."""
         return await self._arm(request, parsed(request, NewTimer.parse, await read_json(request)))
 
     @call("putTimer")
     async def put(self, request: web.Request) -> web.Response:
-        """Like create, but takes the prefix and id from the address and replaces whatever was there."""
         fixed = {**request.match_info, "if_exists": "replace"}
         return await self._arm(request, parsed(request, partial(_named, fixed), await read_json(request)))
 
@@ -229,7 +226,6 @@ class ClientRoutes:
 
     @call("getTimer")
     async def get(self, request: web.Request) -> web.Response:
-        """Answers 200 with the timer, or 304 if the caller already has it."""
         timer = await self._client.get(*parsed(request, _identity, request))
         if _is_known(request, timer):
             return web.Response(status=304, headers={"ETag": _etag(timer)})
@@ -244,7 +240,6 @@ class ClientRoutes:
 
     @call("cancelTimer")
     async def cancel(self, request: web.Request) -> web.Response:
-        """Answers 200 with the cancelled timer. `?purge=true` removes its record too."""
         await refuse_body(request)
         query, identity = both(lambda: read_query(request, CancelQuery), lambda: _identity(request))
         version = await self._expected_version(request)
@@ -263,13 +258,11 @@ class ClientRoutes:
 
     @call("retryTimer")
     async def retry(self, request: web.Request) -> web.Response:
-        """Answers 200 with the timer, due now."""
         await refuse_body(request)
         return _shown(await acting(self._client, request).retry(*parsed(request, _identity, request)))
 
     @call("fireTimer")
     async def fire(self, request: web.Request) -> web.Response:
-        """Answers 200 with the timer, due now."""
         await refuse_body(request)
         return _shown(await acting(self._client, request).fire(*parsed(request, _identity, request)))
 
@@ -281,7 +274,6 @@ class ClientRoutes:
 
     @call("createTimers")
     async def create_many(self, request: web.Request) -> web.Response:
-        """Answers 200 with a result for each timer, in order."""
         values, visible = await _read_batch(request), visible_to(request)
         wishes = [_if_visible(value, visible) for value in values]
         results = await acting(self._client, request).batch(wishes, traceparent=traceparent_of(request))
@@ -289,7 +281,6 @@ class ClientRoutes:
 
     @call("actOnTimers")
     async def act(self, request: web.Request) -> web.Response:
-        """Answers 200 with the counts and a cursor to continue with."""
         asked = parsed(request, BulkAction.parse, await read_json(request))
         if self._acting_now >= ACTIONS_AT_ONCE:
             raise Busy(f"this pod runs {self._acting_now} actions, its maximum; try again soon")
@@ -337,7 +328,6 @@ class ClientRoutes:
 
     @call("forgetPrefix")
     async def forget(self, request: web.Request) -> web.Response:
-        """Answers 204 after taking back the declaration."""
         await acting(self._client, request).forget(await _prefix(request))
         return web.Response(status=204)
 
@@ -350,7 +340,6 @@ class ClientRoutes:
 
     @call("acknowledgeLosses")
     async def acknowledge_losses(self, request: web.Request) -> web.Response:
-        """Answers 200 with the losses that now cause no more warnings."""
         refuse_query(request)
         await refuse_body(request)
         return answer({"items": [loss.to_json() for loss in await self._client.acknowledge_losses()]})

@@ -54,7 +54,6 @@ class EventRoutes:
 
     @call("streamEvents")
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """Answers 200 with events until one side closes."""
         wants = _wants(request)
         if self._of_key.total() >= LISTENERS:
             raise Busy(f"this pod has {LISTENERS} listeners, its maximum; try again later")
