@@ -576,30 +576,21 @@ def wished(news: Iterable[Wish]) -> Sequence[Wish]:
 
 
 def client_over(
-    store: Store,
-    *,
-    edit_lock_ms: int = 0,
-    keeps_cancelled: bool = True,
-    ledger: str | None = None,
-    durability: Durability = "ledger",
+    store: Store, *, edit_lock_ms: int = 0, ledger: str | None = None, durability: Durability = "ledger"
 ) -> TimerClient:
-    """A client over a store that is already open; closing the client closes the store's connections. With a retention
-    of 0 it keeps no record of cancelled timers."""
+    """A client over a store that is already open; closing the client closes the store's connections."""
     client = TimerClient(edit_lock_ms=edit_lock_ms, ledger=ledger, durability=durability)
-    client._connections, client._keeps_cancelled, client._any_loop = store.connections, keeps_cancelled, True
+    client._connections, client._any_loop = store.connections, True
     client._use(store)
     return client
 
 
 def client_of(store: Store, settings: Settings) -> TimerClient:
-    """As `client_over`, as the settings want it."""
-    return client_over(
-        store,
-        edit_lock_ms=settings.edit_lock_ms,
-        keeps_cancelled=settings.retention_ms > 0,
-        ledger=settings.ledger,
-        durability=settings.durability or "ledger",
-    )
+    """As `client_over`, as the settings want it: with a retention of 0 it keeps no record of cancelled timers."""
+    wanted = settings.durability or "ledger"
+    client = client_over(store, edit_lock_ms=settings.edit_lock_ms, ledger=settings.ledger, durability=wanted)
+    client._keeps_cancelled = settings.retention_ms > 0
+    return client
 
 
 async def feed_of(client: TimerClient) -> Feed:
