@@ -144,11 +144,6 @@ class BulkAction(StrictModel):
         copy._chosen = chosen
         return copy
 
-    @property
-    def chosen(self) -> Sequence[tuple[str, str]] | None:
-        """The timers to act on if they were chosen one by one."""
-        return self._chosen
-
     @classmethod
     def _contradictions(cls, given: Mapping[str, Any]) -> list[FieldError]:
         action, wanted = given.get("action"), given.get("filter")
@@ -211,8 +206,8 @@ async def carry_out(
     error says how many were done before."""
     counts = Counts()
     with _telling_how_many(lambda: counts.done):
-        if asked.chosen is not None:
-            await _act_on_chosen(store, asked.chosen, act, counts)
+        if asked._chosen is not None:
+            await _act_on_chosen(store, asked._chosen, act, counts)
             return counts
         due_ms = change.due_at if change is not None and asked.action == "reschedule" else None
         wanted = asked.narrowed.at(since_ms)

@@ -235,8 +235,9 @@ class ManyPages(Pages):
         until = time.monotonic() + SLICE_SECONDS
         if bulk.chosen:
             chosen, visible = [identity_of(member) for member in bulk.chosen], visible_to(request)
-            asked = asked.on([each for each in chosen if visible is None or visible(each[0])])
-            for prefix, timer_id in set(chosen).difference(asked.chosen or ()):
+            seen = [each for each in chosen if visible is None or visible(each[0])]
+            asked = asked.on(seen)
+            for prefix, timer_id in set(chosen).difference(seen):
                 progress.matched += 1
                 progress.refuse(prefix, timer_id, nothing_of(prefix))
         if bulk.chosen or bulk.statuses:
