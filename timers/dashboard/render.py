@@ -101,11 +101,6 @@ def prepare() -> None:
         environment().get_template(f"{name}.html")
 
 
-def page(template: str, *, status: int = 200, **values: Any) -> web.Response:
-    text = environment().get_template(f"{template}.html").render(values)
-    return web.Response(text=text, status=status, content_type="text/html", charset="utf-8", headers=HEADERS)
-
-
 def redirect(where: str) -> web.Response:
     """Redirect to another page, with a GET."""
     return web.Response(status=303, headers={**HEADERS, "Location": where})

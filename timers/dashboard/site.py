@@ -54,7 +54,8 @@ def show(request: web.Request, template: str, *, status: int = 200, **values: An
         "read_only": is_read_only(request),
         "signed_in": caller is not None,
     }
-    return render.page(template, status=status, **frame, **values)
+    text = render.environment().get_template(f"{template}.html").render(**frame, **values)
+    return web.Response(text=text, status=status, content_type="text/html", charset="utf-8", headers=render.HEADERS)
 
 
 class Pages:
