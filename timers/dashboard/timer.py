@@ -37,9 +37,11 @@ DONE: Final[Mapping[str, str]] = {
 def occurrences(timer: Timer) -> Iterator[int]:
     """When a repeating timer is due next, in epoch ms, if each run takes no time."""
     repeat = timer.repeat
-    for _ in range(OCCURRENCES if repeat is not None and timer.status in (Status.SCHEDULED, Status.RUNNING) else 0):
+    if repeat is None or timer.status not in (Status.SCHEDULED, Status.RUNNING):
+        return
+    for _ in range(OCCURRENCES):
         yield timer.due_ms
-        planned = next_occurrence(timer, repeat, timer.due_ms) if repeat is not None else None
+        planned = next_occurrence(timer, repeat, timer.due_ms)
         if planned is None:
             return
         due_ms, progress, _ = planned
