@@ -3,10 +3,12 @@
 (() => {
   const TICK_MS = 3000;
   const live = () => document.querySelector("#live[hx-get]");
-  const say = (text) => {
+  const say = (text = "Live: shows what is new while you look.") => {
     const state = document.getElementById("live-state");
     if (state && state.textContent !== text) state.textContent = text;
   };
+  const isWriting = () => /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName);
+  const boxes = () => [...document.querySelectorAll("input[name=timer]")];
 
   // Server time: a page carries the time at which it was made.
   let ahead = 0;
@@ -31,15 +33,15 @@
     const now = Date.now() + ahead;
     for (const time of document.querySelectorAll("time[data-ms]")) {
       const left = Number(time.dataset.ms) - now;
-      const rounded = Math.abs(left) < 1000 ? "now" : duration(left);
-      time.textContent = rounded === "now" ? "now" : left > 0 ? `in ${rounded}` : time.dataset.due ? `due for ${rounded}` : `${rounded} ago`;
+      const rounded = duration(left);
+      time.textContent = Math.abs(left) < 1000 ? "now" : left > 0 ? `in ${rounded}` : time.dataset.due ? `due for ${rounded}` : `${rounded} ago`;
     }
   }
 
   // A hidden page asks for nothing. A page in which somebody is choosing or writing stays as it is.
   const isBusy = () => {
     const part = live();
-    return part.querySelector("input:checked, details[open]") !== null || (part.contains(document.activeElement) && /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName));
+    return part.querySelector("input:checked, details[open]") !== null || (part.contains(document.activeElement) && isWriting());
   };
   let heardAt = Date.now();
   function tick() {
@@ -87,24 +89,24 @@
     setClock();
     countDown();
     choose();
-    say("Live: shows what is new while you look.");
+    say();
   });
 
   // Chosen timers, and words to type before an action that cannot be undone.
   function choose() {
     const bar = document.querySelector(".chosen");
     if (!bar) return;
-    const boxes = [...document.querySelectorAll("input[name=timer]")];
-    const n = boxes.filter((box) => box.checked).length;
+    const all = boxes();
+    const n = all.filter((box) => box.checked).length;
     bar.hidden = n === 0;
     bar.querySelector("[data-count]").textContent = `${n} chosen`;
-    const all = document.getElementById("choose-all");
-    if (!all) return;
-    all.checked = n > 0 && n === boxes.length;
-    all.indeterminate = n > 0 && n < boxes.length;
+    const chooser = document.getElementById("choose-all");
+    if (!chooser) return;
+    chooser.checked = n > 0 && n === all.length;
+    chooser.indeterminate = n > 0 && n < all.length;
   }
   document.addEventListener("change", (event) => {
-    if (event.target.id === "choose-all") for (const box of document.querySelectorAll("input[name=timer]")) box.checked = event.target.checked;
+    if (event.target.id === "choose-all") for (const box of boxes()) box.checked = event.target.checked;
     choose();
   });
   function checkWords() {
@@ -114,9 +116,8 @@
   }
   document.addEventListener("input", checkWords);
   document.addEventListener("keydown", (event) => {
-    const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName);
     const search = document.querySelector("input[type=search]");
-    if (event.key === "/" && !typing && search) {
+    if (event.key === "/" && !isWriting() && search) {
       event.preventDefault();
       search.focus();
     }
@@ -125,5 +126,5 @@
   checkWords();
   choose();
   listen();
-  if (live()) say("Live: shows what is new while you look.");
+  if (live()) say();
 })();
