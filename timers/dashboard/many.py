@@ -6,7 +6,7 @@ the progress. So any pod can continue, no request takes long, and closing the pa
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -86,7 +86,8 @@ def _with_words(found: Filter, words: str | None, error: str | None) -> Filter:
 
 @dataclass(frozen=True, slots=True)
 class BulkRequest:
-    """What to do to which timers: those chosen one by one, or all that pass the conditions."""
+    """What to do to which timers: those chosen one by one, or all that pass the conditions. `wanted` has the statuses
+    to look at: those asked for, as far as the action takes them."""
 
     action: str
     wanted: Wanted
@@ -105,24 +106,16 @@ class BulkRequest:
             )
         if action == "reschedule" and not one.get("when", "").strip():
             raise InvalidInput.of("when", "", "their new due time: 1h, or 2026-11-22T20:00:00Z")
+        takes = tuple(s for s in TAKES[action] if not wanted.statuses or s in wanted.statuses)
+        wanted = replace(wanted, filter=wanted.filter.model_copy(update={"status": takes}))
         when = one.get("when", "").strip() if action == "reschedule" else ""
         return cls(action, wanted, chosen, when, one.get("changes", "").strip() if action == "change" else "")
-
-    @property
-    def statuses(self) -> Sequence[Status]:
-        """The statuses to look at: those asked for, as far as the action takes them."""
-        return [s for s in TAKES[self.action] if not self.wanted.statuses or s in self.wanted.statuses]
-
-    @property
-    def filter(self) -> Filter:
-        """The conditions with these statuses."""
-        return self.wanted.filter.model_copy(update={"status": tuple(self.statuses)})
 
     def asked(self, cursor: str | None = None) -> BulkAction:
         """The action to carry out from a cursor on. Raises InvalidInput."""
         due = due_of(self.when) if self.when else {}
         changes = decode_text(self.changes, "changes") if self.action == "change" else None
-        given = {"action": self.action, "filter": self.filter, "changes": changes, "cursor": cursor, **due}
+        given = {"action": self.action, "filter": self.wanted.filter, "changes": changes, "cursor": cursor, **due}
         return BulkAction.parse(given)
 
 
@@ -218,9 +211,9 @@ class ManyPages(Pages):
         """The number of timers, and whether the count is exact."""
         if bulk.chosen:
             return len(bulk.chosen), True
-        if not bulk.statuses:
+        if not bulk.wanted.statuses:
             return 0, True
-        found = bulk.filter
+        found = bulk.wanted.filter
         if {name for name, _ in bulk.wanted.given} <= {"prefix", "status"}:
             counts = await self._client.counts(own=True)
             covers, statuses = found.covering(), found.statuses
@@ -240,7 +233,7 @@ class ManyPages(Pages):
             for prefix, timer_id in set(chosen).difference(seen):
                 progress.matched += 1
                 progress.refuse(prefix, timer_id, nothing_of(prefix))
-        if bulk.chosen or bulk.statuses:
+        if bulk.chosen or bulk.wanted.statuses:
             counts = await acting(self._client, request).act(
                 asked, stop=lambda counts: counts.matched >= SLICE or time.monotonic() > until
             )
