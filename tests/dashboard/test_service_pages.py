@@ -134,4 +134,5 @@ async def test_pods_show_their_state_and_a_key_only_its_prefixes(guest: Visitor,
     text = (await guest.get("/ui/pods")).text
     assert "<h2>api-test</h2>" in text
     assert re.findall(r"<code>(\w+)</code>", text) == ["mine"]
+    assert "<dt>Running</dt><dd>at most" in text  # how many do is a figure over all prefixes
     assert (await guest.get("/ui/prefixes")).status == 200

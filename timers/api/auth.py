@@ -21,6 +21,7 @@ from timers.api.credentials import Sessions, is_read_only
 from timers.api.operations import DASHBOARD, Operation, operation_of
 from timers.api.requests import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, Unverified, keep_body
 from timers.client import TimerClient
+from timers.core.answers import PodAnswer
 from timers.core.fields import check_id, is_prefix
 from timers.core.policies import Rate
 from timers.errors import (
@@ -39,6 +40,7 @@ from timers.setting_values import signing_key
 from timers.store.callers import REVOKED, Callers, Quota
 from timers.store.cooperative import CachedRead
 from timers.store.filters import Visible
+from timers.store.starts import quantiles_ms
 
 if TYPE_CHECKING:
     from timers.ledger.database import Database
@@ -120,6 +122,19 @@ def require_visible(request: web.Request, prefix: str) -> None:
     """Raises NotFound for a prefix that the request may not touch, and tells no more than that."""
     if not request[_CALLER].covers(prefix):
         raise nothing_of(prefix)
+
+
+UNKNOWN_LATENESS: Final = quantiles_ms({})
+"""Replaces a lateness that includes prefixes which the caller may not see."""
+
+
+def as_seen_by(visible: Visible | None, pod: PodAnswer) -> PodAnswer:
+    """A pod as shown to a caller that may see only some prefixes: with only these, and without figures over all
+    prefixes."""
+    if visible is None:
+        return pod
+    serves, only = ([prefix for prefix in some if visible(prefix)] for some in (pod["serves"], pod["only"]))
+    return {**pod, "serves": serves, "only": only, "running": None, "lateness_ms": UNKNOWN_LATENESS}
 
 
 def nothing_of(prefix: str) -> NotFound:

@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from timers.api.answer import answer, encoded, joined, of_bytes, problem_body
-from timers.api.auth import acting, nothing_of, require_visible, visible_to
+from timers.api.auth import UNKNOWN_LATENESS, acting, as_seen_by, nothing_of, require_visible, visible_to
 from timers.api.operations import (
     JSON,
     MERGE_PATCH,
@@ -39,7 +39,6 @@ from timers.api.requests import (
 from timers.client import BATCH_LIMIT, Armed, TimerClient
 from timers.client.actions import BulkAction, Counts, Stop
 from timers.client.fleet import by_name
-from timers.core.answers import PodAnswer
 from timers.core.fields import check_id, check_prefix, decode_line, is_prefix, lines_of
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
@@ -47,7 +46,6 @@ from timers.errors import Busy, FieldError, InvalidInput, TimersError, both, sho
 from timers.store.cooperative import cooperatively
 from timers.store.filters import Visible
 from timers.store.listing import PageRequest
-from timers.store.starts import quantiles_ms
 
 CONDITIONS: Final = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
 
@@ -183,19 +181,6 @@ def _enough_for(request: web.Request) -> Stop:
     return enough
 
 
-_UNKNOWN_LATENESS: Final = quantiles_ms({})
-"""Replaces a lateness that includes prefixes which the caller may not see."""
-
-
-def _visible_member(pod: PodAnswer, visible: Visible | None) -> PodAnswer:
-    """A pod as shown to a caller that may see only some prefixes: with only these, and without figures over all
-    prefixes."""
-    if visible is None:
-        return pod
-    serves, only = ([prefix for prefix in some if visible(prefix)] for some in (pod["serves"], pod["only"]))
-    return {**pod, "serves": serves, "only": only, "running": None, "lateness_ms": _UNKNOWN_LATENESS}
-
-
 async def _prefix(request: web.Request) -> str:
     await refuse_body(request)
     prefix = parsed(request, check_prefix, request.match_info["prefix"])
@@ -302,9 +287,9 @@ class ClientRoutes:
         async for counted in cooperatively(counts.values()):
             total.update(counted)
         del whole["by_prefix"]
-        whole |= {"by_status": by_name(total), "pods": [_visible_member(pod, visible) for pod in whole["pods"]]}
+        whole |= {"by_status": by_name(total), "pods": [as_seen_by(visible, pod) for pod in whole["pods"]]}
         if visible is not None:
-            whole["lateness_ms"] = _UNKNOWN_LATENESS
+            whole["lateness_ms"] = UNKNOWN_LATENESS
         of_each = await joined(sorted(counts), lambda name: encoded(name) + b":" + encoded(by_name(counts[name])))
         return of_bytes(encoded(whole)[:-1] + b',"by_prefix":{' + of_each + b"}}")
 
@@ -336,7 +321,7 @@ class ClientRoutes:
         """Answers 200 with the live pods, showing only the prefixes that the caller may see."""
         refuse_query(request)
         visible = visible_to(request)
-        return answer({"items": [_visible_member(pod.to_json(), visible) for pod in await self._client.pods()]})
+        return answer({"items": [as_seen_by(visible, pod.to_json()) for pod in await self._client.pods()]})
 
     @call("acknowledgeLosses")
     async def acknowledge_losses(self, request: web.Request) -> web.Response:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.access import RIGHTS, ApiKey, make_key
-from timers.api.auth import Auth, acting, caller_of, nothing_of, require_visible, visible_to
+from timers.api.auth import Auth, acting, as_seen_by, caller_of, nothing_of, require_visible, visible_to
 from timers.api.operations import page_at
 from timers.client import TimerClient
 from timers.client.fleet import LATE_MS, PrefixView, read_obstacle, read_prefixes
@@ -154,12 +154,9 @@ class ServicePages(Pages):
 
     @page_at("GET pods", "read")
     async def pods(self, request: web.Request) -> web.Response:
-        return self._show(
-            request,
-            "pods",
-            pods=[(pod, pod.to_json()) for pod in await self._client.pods()],
-            visible=visible_to(request) or (lambda _: True),
-        )
+        visible = visible_to(request)
+        pods = [(pod, as_seen_by(visible, pod.to_json())) for pod in await self._client.pods()]
+        return self._show(request, "pods", pods=pods)
 
     @page_at("GET server", "read", of_all=True)
     async def server(self, request: web.Request) -> web.Response:
