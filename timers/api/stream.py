@@ -65,9 +65,7 @@ class EventRoutes:
         try:
             return await self._stream(request, wants)
         finally:
-            self._of_key[key] -= 1
-            if not self._of_key[key]:
-                del self._of_key[key]
+            self._of_key -= Counter((key,))  # which leaves no zeros
 
     async def _stream(self, request: web.Request, wants: Wants | None) -> web.StreamResponse:
         feed = await feed_of(self._client)
