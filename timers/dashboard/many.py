@@ -52,12 +52,9 @@ class Wanted:
         as not given. Raises InvalidInput."""
         given = [(name, value.strip()) for name, value in pairs if value.strip() and name in (*NAMES, "status")]
         one = dict(given)
-        fields: dict[str, Any] = {name: one[name] for name in Filter.model_fields if name in one}
-        if statuses := [value for name, value in given if name == "status" and value in list(Status)]:
-            fields["status"] = statuses
-        else:
-            fields.pop("status", None)
-        found = Filter.parse(fields).seen_by(visible)
+        statuses = [value for name, value in given if name == "status" and value in list(Status)]
+        fields = {name: one.get(name) for name in Filter.model_fields}
+        found = Filter.parse({**fields, "status": statuses or None}).seen_by(visible)
         return cls(given, _with_words(found, one.get("q"), one.get("error")))
 
     @property
