@@ -9,11 +9,14 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from redis.exceptions import ConnectionError, ResponseError
 
 from timers.logs import get_logger
+
+if TYPE_CHECKING:
+    from timers.store.servers.connections import Scripts
 
 WaitLevel = Literal["fsync", "replicated"]
 FSYNC: Final[WaitLevel] = "fsync"
@@ -45,13 +48,6 @@ class Verdict(NamedTuple):
     reached: bool
     why: str = ""
     lacks: str = ""
-
-
-class Sender(Protocol):
-    """A connection. See `ScriptConnection`."""
-
-    async def together(self, commands: Sequence[Command]) -> list[Any]: ...
-    async def aclose(self) -> None: ...
 
 
 class ReplicasProof:
@@ -171,10 +167,10 @@ _Waiting = tuple[Sequence[Command], "asyncio.Future[tuple[list[Any], Verdict]]"]
 
 
 class DurableWriter(Writer):
-    """For one server. Callers at the same time share a wait: what comes meanwhile is sent
-    after it, in one pipeline, with one wait for all of it."""
+    """For one server. Callers at the same time share a wait: what comes meanwhile is sent after it, in one pipeline,
+    with one wait for all of it."""
 
-    def __init__(self, level: WaitLevel, connection: Sender, replicas: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, level: WaitLevel, connection: "Scripts", replicas: Callable[[], int] = lambda: 0) -> None:
         """Takes a connection that nobody else uses. `replicas` is how many others say there are."""
         self._level, self._connection = level, connection
         self._proof = ReplicasProof(replicas) if level == REPLICATED else DiskProof()
