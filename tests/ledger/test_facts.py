@@ -15,7 +15,7 @@ from timers.ledger import facts
 from timers.ledger.database import Database
 from timers.store import keys
 from timers.store.callers import Callers
-from timers.store.carrying import read_declarations, read_pauses
+from timers.store.restoring import read_declarations, read_pauses
 
 
 async def kept(database: Database) -> dict[tuple[str, str], str]:

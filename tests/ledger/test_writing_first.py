@@ -17,7 +17,7 @@ from timers.core.spec import NewTimer
 from timers.errors import AlreadyExists, InvalidInput, LedgerUnavailable, NotFound, Unavailable
 from timers.ledger.database import Database
 from timers.store.callers import Quota, Quotas
-from timers.store.carrying import read_pauses
+from timers.store.restoring import read_pauses
 from timers.store.servers import connect
 from timers.store.store import Arming, Reply, Store
 

@@ -10,10 +10,16 @@ from tests.servers import Kind
 from tests.store.acts import PREFIX, arming, cancelled
 from tests.store.backends import open_store
 from timers.store import restoring
-from timers.store.carrying import put_declaration, put_key, put_pause, read_declarations, read_pauses
 from timers.store.codec import taken_apart
 from timers.store.membership import Declaration
-from timers.store.restoring import read_records
+from timers.store.restoring import (
+    put_declaration,
+    put_key,
+    put_pause,
+    read_declarations,
+    read_pauses,
+    read_records,
+)
 from timers.store.store import Store
 
 STAY = [f"stay-{i}" for i in range(600)]

@@ -21,12 +21,20 @@ from timers.core.shapes import HISTORY_LIMIT
 from timers.errors import RedisRights, Refused, Unavailable
 from timers.store import codec, keys
 from timers.store.callers import Callers
-from timers.store.carrying import put_declaration, put_key, put_pause, read_declarations, read_pauses
 from timers.store.codec import RecordParts, taken_apart
 from timers.store.following import Stage, stages
 from timers.store.membership import Declaration
 from timers.store.queries import totals
-from timers.store.restoring import Restored, read_records, restore
+from timers.store.restoring import (
+    Restored,
+    put_declaration,
+    put_key,
+    put_pause,
+    read_declarations,
+    read_pauses,
+    read_records,
+    restore,
+)
 from timers.store.scripts import reachable
 from timers.store.servers.connections import Connections
 from timers.store.store import Store

@@ -20,7 +20,6 @@ from timers.ledger.many import SAVED
 from timers.ledger.rows import Identity, Row, save_in, share_until
 from timers.store import codec, keys
 from timers.store.callers import Callers
-from timers.store.carrying import put_declaration, put_key, put_pause, read_declarations, read_pauses
 from timers.store.codec import JUMP, LETTERS, STATUSES, RecordParts, taken_apart
 from timers.store.following import (
     BUCKETS,
@@ -36,7 +35,18 @@ from timers.store.following import (
     stages,
 )
 from timers.store.membership import Declaration
-from timers.store.restoring import PAGE_BYTES, Restored, cancelled, restore, restore_and_read
+from timers.store.restoring import (
+    PAGE_BYTES,
+    Restored,
+    cancelled,
+    put_declaration,
+    put_key,
+    put_pause,
+    read_declarations,
+    read_pauses,
+    restore,
+    restore_and_read,
+)
 from timers.store.store import FOUNDING_TRIES, KEEPS_CHANGING, Store
 
 _COLUMN_LIMIT: Final = 2**63

@@ -18,7 +18,6 @@ from timers.client.fleet import shortened
 from timers.errors import Refused
 from timers.processor import DISTRIBUTION
 from timers.store import moving
-from timers.store.carrying import carry
 from timers.store.codec import STATUSES
 from timers.store.identity import ARRIVING, COPYING, LEAVING, MOVED, Move
 from timers.store.membership import Membership
@@ -174,7 +173,7 @@ class Mover:
         async with self._step("copied"):
             await self._copy_records()
         async with self._step("carried the rest"):
-            self.carried = dict(await carry(self._source, self._target))
+            self.carried = dict(await moving.carry(self._source, self._target))
         async with self._step("compared"):
             self.timers = await self._compared()
         self.lost_runs = sum(n for kind, n in self.timers.items() if kind.startswith("r "))

@@ -1,5 +1,6 @@
 """Owns a db's part in the move of a service: closing and opening its shards, reading records for an exact copy, putting
-them there, and adding up what two copies must have in common.
+them there, and adding up what two copies must have in common; and carrying over all that is no record: API keys,
+declarations, pauses, what shards keep beside the records, what callers, limits and alarms left, and bare keys.
 
 A closed shard carries a stamp that nobody knows, so no script makes a timer there, and a mark that every change reads.
 Both lie in the shard, so they hold for every pod and caller at once. The functions raise Unavailable.
@@ -7,11 +8,16 @@ Both lie in the shard, so they hold for every pod and caller at once. The functi
 
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 from timers.errors import Refused
 from timers.store import keys
+from timers.store.callers import Callers
+from timers.store.following import LEDGER
 from timers.store.identity import NO_FORMAT
+from timers.store.queries import paused
+from timers.store.restoring import put_declaration, read_declarations
 from timers.store.scripts import Argument, grouped, reachable, read
 from timers.store.store import Store
 
@@ -165,3 +171,209 @@ async def forget_reached(store: Store) -> None:
     """Forget how far the copy came."""
     with reachable():
         await store.connections.commands.delete(keys.REACHED)
+
+
+CARRIED: Final = 500
+"""Entries of a key, or keys, in one round trip."""
+
+_STRINGS: Final = (f"{keys.ACCESS_ROOT}*", "timers:{limits:*:rate")
+"""Patterns of strings; what else begins like them is of another type, and too short-lived to matter."""
+
+_HASHES: Final = ("timers:{alarms}:*", "timers:{fired}:*")
+_ALARMS_COUNTED: Final = f"{keys.ALARMS_ROOT}counted"
+
+_Command = Sequence[Any]
+
+
+async def carry(source: Store, target: Store) -> Counter[str]:
+    """Carry everything over. Returns how many of what."""
+    carried = Counter[str]()
+    carried["keys"] = await _api_keys(source, target)
+    declared = await read_declarations(source)
+    for prefix, said in declared.items():
+        await put_declaration(target, prefix, said, dry_run=False)
+    carried["declarations"] = len(declared)
+    carried["pauses"] = await _pauses(source, target)
+    await _hooks(source, target)
+    carried["quarantined"] = await _members(source, target, "quarantine")
+    await _clear(target, "changed")
+    await _members(source, target, "changed")
+    await _bare_index(source, target)
+    # Which rows of the ledger's inbox were carried out. Only the row's timer would say in which shard.
+    await _in_each(target, "inbox", await _of_all(source, "inbox"))
+    carried["outbox"] = await _outbox(source, target)
+    await _tokens(source, target)
+    await _ledger(source, target)
+    await _hashes(source, target)
+    for pattern in _STRINGS:
+        await _strings(source, target, pattern)
+    carried["bare keys"] = await _strings(source, target, keys.BARE_MATCH)
+    return carried
+
+
+async def _ask(store: Store, *command: Any, empty: Any = None) -> Any:
+    """The answer to one command; `empty` if another program's value is in the place of its key."""
+    (answer,) = await _tell(store, [command], empty)
+    return answer
+
+
+async def _tell(store: Store, commands: Sequence[_Command], empty: Any = None) -> list[Any]:
+    """Send commands in one round trip. Their answers; `empty` where another program's value is in the place of the
+    key."""
+    if not commands:
+        return []
+    redis = store.connections.commands
+    return await read(redis, lambda asked: [asked.execute_command(*each) for each in commands], empty)
+
+
+def _roots(store: Store) -> list[str]:
+    return list(map(keys.root, range(store.shards)))
+
+
+def _root_of(store: Store, member: bytes) -> str:
+    return keys.root(store.shard_of_member(member))
+
+
+def _hset(name: str, fields: Mapping[Any, Any]) -> _Command:
+    return ("HSET", name, *chain(*fields.items()))
+
+
+async def _in_each(target: Store, name: str, fields: Mapping[bytes, bytes]) -> None:
+    """Keep these fields in a hash of each shard."""
+    if fields:
+        await _tell(target, [_hset(f"{root}{name}", fields) for root in _roots(target)])
+
+
+async def _of_all(source: Store, name: str) -> dict[bytes, bytes]:
+    """The fields of a hash of all shards together."""
+    found = await source.of_shards(lambda asked, root: asked.hgetall(f"{root}{name}"), {})
+    return {field: value for (fields,) in found for field, value in fields.items()}
+
+
+async def _clear(target: Store, name: str) -> None:
+    await _tell(target, [("DEL", f"{root}{name}") for root in _roots(target)])
+
+
+async def _api_keys(source: Store, target: Store) -> int:
+    callers = Callers(source)
+    entries = await callers.entries()
+    if entries:
+        await _tell(target, [_hset(keys.API_KEYS, entries)])
+    if await callers.closed():
+        await _tell(target, [_hset(keys.META, {"closed": 1})])
+    return len(entries)
+
+
+async def _pauses(source: Store, target: Store) -> int:
+    """Pause what is paused, in all shards, and keep why timers were late."""
+    prefixes = await paused(source)
+    for prefix in prefixes:
+        await target.run_everywhere("pause", [prefix, "pause", "copied"])
+    await _in_each(target, "pauses", await _of_all(source, "pauses"))
+    return len(prefixes)
+
+
+async def _hooks(source: Store, target: Store) -> None:
+    """What hooks ask for, so that changes are posted before pods have said it again."""
+    if said := await _ask(source, "HGETALL", keys.HOOKS, empty={}):
+        await _tell(target, [_hset(keys.HOOKS, said)])
+    lines = await _of_all(source, "hooks")
+    await _in_each(target, "hooks", {line: value for line, value in lines.items() if not line.startswith(b"@")})
+
+
+async def _members(source: Store, target: Store, name: str) -> int:
+    """Carry a hash of each shard over whose fields are members. Returns how many there are."""
+    count = 0
+    async for found in _scanned(source, "HSCAN", name, {}):
+        await _tell(target, [_hset(f"{_root_of(target, each)}{name}", {each: found[each]}) for each in found])
+        count += len(found)
+    return count
+
+
+async def _bare_index(source: Store, target: Store) -> None:
+    """The deadlines of bare keys that the shards know."""
+    async for found in _scanned(source, "ZSCAN", "bare", []):
+        await _tell(target, [("ZADD", f"{_root_of(target, member)}bare", at, member) for member, at in found])
+
+
+async def _scanned(source: Store, command: str, name: str, nothing: Any) -> AsyncIterator[Any]:
+    """What a key of each shard has, in pages."""
+    for root in _roots(source):
+        cursor = -1
+        while cursor:
+            asked = (command, f"{root}{name}", max(cursor, 0), "COUNT", CARRIED)
+            cursor, found = await _ask(source, *asked, empty=(0, nothing))
+            yield found
+
+
+async def _outbox(source: Store, target: Store) -> int:
+    """Changes that nobody was told of yet, in order."""
+    await _clear(target, "outbox")
+    count = 0
+    for root in _roots(source):
+        after = "-"
+        while entries := await _ask(source, "XRANGE", f"{root}outbox", after, "+", "COUNT", CARRIED, empty=[]):
+            after = f"({keys.text(entries[-1][0])}"
+            await _tell(target, [_posting(target, fields) for _, fields in entries])
+            count += len(entries)
+    return count
+
+
+def _posting(target: Store, fields: Mapping[bytes, bytes]) -> _Command:
+    return ("XADD", f"{_root_of(target, fields.get(b'timer', b''))}outbox", "*", *chain(*fields.items()))
+
+
+async def _tokens(source: Store, target: Store) -> None:
+    """Tokens only rise, whichever shard a timer lies in now."""
+    found = [
+        token
+        for store in (source, target)
+        for (token,) in await store.of_shards(lambda asked, root: asked.get(f"{root}token"), None)
+    ]
+    newest = max((int(token) for token in found if token and token.isdigit()), default=0)
+    if newest:
+        await _tell(target, [("SET", f"{root}token", newest) for root in _roots(target)])
+
+
+async def _ledger(source: Store, target: Store) -> None:
+    """A ledger that agreed with all shards has only to check the new place; any other is gone through anew."""
+    found = await source.of_shards(lambda asked, root: asked.hget(f"{root}hooks", LEDGER), None)
+    stages = [keys.text(stage or b"").split(" ") for (stage,) in found]
+    if all(len(stage) == 3 and stage[0] == "whole" for stage in stages):
+        oldest = min(stages, key=lambda each: int(each[1]))
+        await _in_each(target, "hooks", {LEDGER.encode(): " ".join(oldest).encode()})
+    elif any(stage != [""] for stage in stages):
+        await _tell(target, [("HDEL", f"{root}hooks", LEDGER) for root in _roots(target)])
+
+
+async def _hashes(source: Store, target: Store) -> None:
+    """Alarms and charts as they are; but what was counted of an outbox, whose entries have other numbers now."""
+    for pattern in _HASHES:
+        async for name, fields in _found(source, pattern, "HGETALL"):
+            if keys.text(name) != _ALARMS_COUNTED:
+                await _tell(target, [("DEL", name), _hset(keys.text(name), fields)])
+
+
+async def _strings(source: Store, target: Store, pattern: str) -> int:
+    """Carry strings over, each until its own end. Returns how many there are. Of clients' keys only those that end are
+    timers."""
+    count, is_bare = 0, pattern == keys.BARE_MATCH
+    async for name, value, ends_ms in _found(source, pattern, "GET", "PEXPIRETIME"):
+        if ends_ms == -2 or (is_bare and (ends_ms < 0 or not keys.BARE.fullmatch(name))):
+            continue
+        await _tell(target, [("SET", name, value, *(() if ends_ms < 0 else ("PXAT", ends_ms)))])
+        count += 1
+    return count
+
+
+async def _found(source: Store, pattern: str, *commands: str) -> AsyncIterator[tuple[Any, ...]]:
+    """The keys of the db that match and hold something, with what each of the commands answers of them."""
+    redis: Any = source.connections.commands
+    cursor = -1
+    while cursor:
+        with reachable():
+            cursor, names = await redis.scan(max(cursor, 0), pattern, 2 * CARRIED)
+        answers = await _tell(source, [(command, name) for name in names for command in commands])
+        for name, said in zip(names, grouped(answers, len(commands)), strict=True):
+            if said[0]:
+                yield name, *said

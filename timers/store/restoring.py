@@ -1,8 +1,8 @@
-"""Owns reading the records of a db page by page while it changes, and putting them back out of a copy: an export, or
-the records of a db that was lost.
+"""Owns reading what a db has while it changes, and putting it back out of a copy, which is an export, or what the
+ledger has of a db that was lost: its records page by page, its API keys, declarations and pauses.
 
 A copy has a record as Redis had it. It replaces what is there only if it is newer, so whoever does not know how far an
-earlier try came puts all records there again.
+earlier try came puts all records there again. The functions raise Unavailable.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,10 @@ from typing import Any, Final, NamedTuple
 
 from timers.core.model import IMPORTED, RESTORED
 from timers.store import codec, keys
+from timers.store.callers import REVOKED, Callers
 from timers.store.codec import RecordParts, put_together
+from timers.store.membership import Declaration, Membership
+from timers.store.queries import paused
 from timers.store.scripts import read
 from timers.store.store import Store
 
@@ -155,3 +158,53 @@ def ended_ms(parts: RecordParts) -> int:
 def cancelled(created_ms: int, version: int) -> RecordParts:
     """A record of this age without anything in it."""
     return RecordParts("x", version, 0, 0, 1, 0, created_ms, created_ms, b"{}", b"", ())
+
+
+async def read_declarations(store: Store) -> Mapping[str, Declaration]:
+    """Who declared each prefix last."""
+    return (await Membership(store).read()).declared
+
+
+async def read_pauses(store: Store) -> Mapping[str, int | None]:
+    """The paused prefixes, with since when (epoch ms, if that is known)."""
+    pauses = await _last_pauses(store)
+    return {prefix: pauses.get(prefix, (None,))[0] for prefix in await paused(store)}
+
+
+async def _last_pauses(store: Store) -> Mapping[str, tuple[int, ...]]:
+    """When prefixes were last paused and, unless they still are, resumed: the newest of what the shards know."""
+    found = await store.of_shards(lambda asked, root: asked.hgetall(f"{root}pauses"), {})
+    last: dict[str, tuple[int, ...]] = {}
+    for prefix, text in chain.from_iterable(pauses.items() for (pauses,) in found):
+        times = tuple(int(ms) for ms in text.split() if ms.isdigit())
+        last[keys.text(prefix)] = max(last.get(keys.text(prefix), ()), times)
+    return {prefix: times for prefix, times in last.items() if times}
+
+
+async def put_declaration(store: Store, prefix: str, said: Declaration, *, dry_run: bool) -> bool:
+    """Declare a prefix that is not declared. False if it is."""
+    if dry_run:
+        return prefix not in await read_declarations(store)
+    return await Membership(store).declare(prefix, said)
+
+
+async def put_pause(store: Store, prefix: str, since_ms: int | None, *, if_exists: str, dry_run: bool) -> bool:
+    """Pause a prefix. False if it is paused, or if it was resumed here once that pause had begun and `if_exists` does
+    not say to replace that."""
+    if prefix in await paused(store):
+        return False
+    known = (await _last_pauses(store)).get(prefix, ())
+    if known and if_exists != "replace" and (if_exists == "keep" or since_ms is None or known[-1] >= since_ms):
+        return False
+    return dry_run or await store.pause(prefix, paused=True)
+
+
+async def put_key(store: Store, key_id: str, entry: str, *, if_exists: str, dry_run: bool) -> bool:
+    """Keep an API key, or that it was revoked. False if what is there stays; a revoked key stays revoked."""
+    callers = Callers(store)
+    there = (await callers.entries()).get(key_id)
+    if there in (entry, REVOKED) or (there is not None and entry != REVOKED and if_exists != "replace"):
+        return False
+    if not dry_run:
+        await (callers.revoke(key_id) if entry == REVOKED else callers.keep(key_id, entry))
+    return True
