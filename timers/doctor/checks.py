@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from timers.errors import RedisRights, Unavailable
-from timers.store.notifications import FLAGS, text_of
+from timers.store.notifications import FLAGS
 from timers.store.scripts import FULL, reachable
 from timers.store.servers.connections import Connections
 from timers.store.store import Store
@@ -88,10 +88,10 @@ async def configured(store: Store) -> Mapping[str, str] | None:
     """The settings of the server that matter to timers; None if it denies CONFIG. Raises Unavailable."""
     try:
         with reachable():
-            answer: dict[Any, Any] = await store.connections.commands.config_get(*_CONFIG)
+            answer = await store.connections.commands.config_get(*_CONFIG)
     except (ResponseError, RedisRights):
         return None
-    return {text_of(name): text_of(value) for name, value in answer.items()}
+    return {str(name): value or "" for name, value in answer.items()}
 
 
 def judged(name: str, fine: str, *troubles: Trouble) -> Check:

@@ -12,7 +12,7 @@ from timers.core.shapes import Durability
 from timers.doctor.checks import Check, Facts, judged, setting
 from timers.errors import RedisRights, Unavailable
 from timers.store.membership import Member
-from timers.store.notifications import FLAGS, ensure_notifications, missing_flags, text_of
+from timers.store.notifications import FLAGS, ensure_notifications, missing_flags
 from timers.store.scripts import reachable
 from timers.store.servers.connections import Connections
 from timers.store.servers.durability import FSYNC, REPLICATED, WAITS
@@ -182,11 +182,10 @@ async def _flags(replicas: Sequence[Connections], *, fix: bool) -> Check:
             with reachable():
                 if fix:
                     await ensure_notifications(replica.commands)
-                found = await replica.commands.config_get(FLAGS)
+                current = (await replica.commands.config_get(FLAGS)).get(FLAGS) or ""
         except (ResponseError, RedisRights, Unavailable) as error:
             unseen.append(f"{replica.address} ({error})")
             continue
-        current = {text_of(name): text_of(value) for name, value in found.items()}.get(FLAGS, "")
         if missing := missing_flags(current):
             lacking.append(f"{replica.address} lacks {missing!r}")
     fine = f"{FLAGS} cannot be read on {', '.join(unseen)}" if unseen else f"{FLAGS} is set on all replicas"

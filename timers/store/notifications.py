@@ -357,8 +357,7 @@ async def ensure_notifications(redis: Redis) -> tuple[bool, str]:
     that denies CONFIG is no error: the canary tells whether events arrive, and the sweep works without them."""
     with reachable():
         try:
-            answer = {text_of(name): text_of(value) for name, value in (await redis.config_get(FLAGS)).items()}
-            current = answer.get(FLAGS, "")
+            current = (await redis.config_get(FLAGS)).get(FLAGS) or ""
             missing = missing_flags(current)
             if not missing:
                 return True, f"notify-keyspace-events is {current!r}"
@@ -388,8 +387,3 @@ async def touch_canary(redis: Redis, key: str) -> bool:
     """Touch a canary's key, so that Redis announces it if it is due. True while it is still there."""
     with reachable():
         return bool(await redis.exists(key))
-
-
-def text_of(value: bytes | str | None) -> str:
-    """A name or a value of CONFIG GET."""
-    return value.decode() if isinstance(value, bytes) else value or ""
