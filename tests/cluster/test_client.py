@@ -200,7 +200,7 @@ async def test_nobody_waits_for_a_primary_that_another_has_replaced(cluster: Clu
         connections.scripts.execute_command("EVAL", COUNT, 1, ROOT),
         connections.commands.eval(COUNT, 1, ROOT),
         pipeline.execute(),
-        connections.durable("replicated").write([("EVAL", COUNT, 1, ROOT)]),
+        connections.durable("replicated")([("EVAL", COUNT, 1, ROOT)]),
     )
     answers = await asyncio.gather(*waiting, return_exceptions=True)
     assert [isinstance(answer, ConnectionError) for answer in answers] == [True] * 4

@@ -146,7 +146,7 @@ async def test_who_waits_for_a_connection_that_is_closed_is_not_cancelled() -> N
     silent = await asyncio.start_server(keep_waiting, "127.0.0.1", 0)
     node = connect(f"redis://timers:secret@127.0.0.1:{silent.sockets[0].getsockname()[1]}")
     asked = asyncio.create_task(echoed(node.scripts, "a"))
-    written = asyncio.create_task(node.durable("replicated").write([("EVAL", ECHO, 0, "a")]))
+    written = asyncio.create_task(node.durable("replicated")([("EVAL", ECHO, 0, "a")]))
     for _ in range(2):
         await came.acquire()
     await asyncio.gather(node.close(), node.close())  # as by each refresh that does not find it

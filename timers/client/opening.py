@@ -115,7 +115,7 @@ async def lacking(
     for level in levels:
         if level in WAITS:
             with reachable(alone=True):
-                lacks[level] = await store.connections.durable(level).lacks(root)
+                lacks[level] = await store.connections.lacks(level, root)
         elif level == "ledger" and not has_ledger:
             lacks[level] = "this service has no ledger (TIMERS_LEDGER_URL)"
     return {level: why for level, why in lacks.items() if why}

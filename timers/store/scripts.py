@@ -28,7 +28,7 @@ from redis.exceptions import (
 
 from timers.errors import ConfigurationError, Full, Moving, RedisRights, TimersError, Unavailable
 from timers.store.servers.connections import A_SENTINEL, ONE_NODE, SLOT_MOVES, NotSent, Scripts
-from timers.store.servers.durability import Command, Writer, Written
+from timers.store.servers.durability import Command, Write, Written
 
 Argument = str | int | bytes
 
@@ -197,9 +197,9 @@ async def run(redis: Redis | Scripts, name: str, root: str, arguments: Sequence[
         raise
 
 
-async def run_all(via: Redis | Scripts | Writer, name: str, calls: Sequence[Call], wake: str) -> list[Written]:
+async def run_all(via: Redis | Scripts | Write, name: str, calls: Sequence[Call], wake: str) -> list[Written]:
     """Run a script several times, in order and in one round trip. Of each call its answer, or the error with which it
-    failed, and whether what it wrote is as durable as a writer's level says."""
+    failed, and whether what it wrote is as durable as `via` says."""
     alone = len(calls) == 1
     with reachable(alone=alone):
         asked = [("EVALSHA", digest(name), 1, root, wake, *arguments) for root, arguments in calls]
@@ -215,10 +215,10 @@ async def run_all(via: Redis | Scripts | Writer, name: str, calls: Sequence[Call
     return written
 
 
-async def _sent(via: Redis | Scripts | Writer, commands: Sequence[Command]) -> list[Written]:
+async def _sent(via: Redis | Scripts | Write, commands: Sequence[Command]) -> list[Written]:
     """The answers to commands, errors among them."""
-    if isinstance(via, Writer):
-        return await via.write(commands)
+    if not isinstance(via, Redis | Scripts):
+        return await via(commands)
     if len(commands) == 1:  # which takes less than a group or a pipeline of one
         execute: Callable[..., Awaitable[Any]] = via.execute_command
         try:

@@ -20,7 +20,7 @@ from timers.store import codec, keys, scripts
 from timers.store.identity import DbIdentity, is_newer
 from timers.store.refusals import Refusals
 from timers.store.servers.connections import Connections, Scripts
-from timers.store.servers.durability import WAITS, Writer, Written
+from timers.store.servers.durability import WAITS, Write, Written
 
 TOUCH_LIMIT: Final = 500
 """Trigger keys touched, and queues or leases checked, in one call: a few milliseconds, and few enough events for a
@@ -526,7 +526,7 @@ class Store:
         via = self.connections.durable(level) if level in WAITS else self.connections.scripts
         return await self._run_all(name, calls, via)
 
-    async def _run_all(self, name: str, calls: Sequence[scripts.Call], via: Redis | Scripts | Writer) -> list[Written]:
+    async def _run_all(self, name: str, calls: Sequence[scripts.Call], via: Redis | Scripts | Write) -> list[Written]:
         if not calls:
             return []
         sent = time.monotonic()

@@ -18,7 +18,7 @@ from unittest.mock import patch
 from fakeredis import FakeAsyncRedis, FakeRedis, FakeServer
 
 from timers.store.servers.connections import Connections, Scripts
-from timers.store.servers.durability import WAITS, Command, Writer, Written
+from timers.store.servers.durability import Command, WaitLevel, Write, Written
 
 _CLOCKS: Final = (
     "fakeredis._helpers.time",
@@ -132,22 +132,19 @@ def fake_connections(server: FakeServer | None = None) -> Connections:
     vars(server)["_lua_runtime"] = _FlaggedLua(lua)
     redis = FakeAsyncRedis(server=server)
     # It has no socket that a connection of scripts could take over, and neither disk nor replicas.
-    return Connections(redis, 0, cast("Scripts", redis), _durable=dict.fromkeys(WAITS, _Confirmed(redis)))
+    return _FakeConnections(redis, 0, cast("Scripts", redis))
 
 
-class _Confirmed(Writer):
-    """Stands for a server whose disk and replicas have everything at once."""
+class _FakeConnections(Connections):
+    """Those to a server whose disk and replicas have everything at once."""
 
-    def __init__(self, redis: FakeAsyncRedis) -> None:
-        self._redis = redis
+    def durable(self, level: WaitLevel) -> Write:
+        return self._write
 
-    async def write(self, commands: Sequence[Command]) -> list[Written]:
-        redis: Any = self._redis
+    async def _write(self, commands: Sequence[Command]) -> list[Written]:
+        redis: Any = self.commands
         asked = (redis.execute_command(*command) for command in commands)
         return [(answer, True) for answer in await asyncio.gather(*asked, return_exceptions=True)]
 
-    async def lacks(self, root: str = "") -> str:
+    async def lacks(self, level: WaitLevel, root: str = "") -> str:
         return ""
-
-    async def aclose(self) -> None:
-        """Do nothing: it has no connection of its own."""

@@ -7,6 +7,7 @@ command over a node's never-repeating connections, and again only after an answe
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -20,7 +21,7 @@ from timers.errors import ConfigurationError
 from timers.setting_values import split_hosts
 from timers.store import keys
 from timers.store.servers.connections import Connections, Scripts
-from timers.store.servers.durability import WaitLevel, Writer, Written
+from timers.store.servers.durability import WaitLevel, Write, Written
 from timers.store.servers.slots import SCRIPTS, Slots, key_of, slot_of
 
 _MOST_PRIMARIES: Final = 1024
@@ -78,46 +79,35 @@ class ClusterConnections(Connections):
     def dial_scripts(self, answer_s: float) -> Scripts:
         return self.slots.apart(answer_s)
 
-    def durable(self, level: WaitLevel) -> Writer:
-        return ClusterWriter(level, self.slots)
+    def durable(self, level: WaitLevel) -> Write:
+        """See Connections. What goes to one node at the same time shares a wait there, for its own disk or replicas."""
 
-    async def close(self) -> None:
-        await self.slots.aclose()
-
-
-class ClusterWriter(Writer):
-    """Writes to the primary that has the key. Each waits for its own disk or replicas."""
-
-    def __init__(self, level: WaitLevel, slots: Slots) -> None:
-        self._level, self._slots = level, slots
-
-    async def write(self, commands: Sequence[Command]) -> list[Written]:
-        """See Writer. The commands are calls of scripts. What goes to one node at the same time shares a wait there."""
-        return await asyncio.gather(*map(self._write, commands))
-
-    async def _write(self, command: Command) -> Written:
-        async def ask(node: Connections) -> Written:
-            ((answer, reached),) = await node.durable(self._level).write([command])
+        async def ask(command: Command, node: Connections) -> Written:
+            ((answer, reached),) = await node.durable(level)([command])
             if isinstance(answer, _NOT_DONE):
                 raise answer
             return answer, reached
 
-        return await self._slots.send(key_of(command), ask)
+        async def write(commands: Sequence[Command]) -> list[Written]:
+            return await asyncio.gather(*(self.slots.send(key_of(each), partial(ask, each)) for each in commands))
 
-    async def lacks(self, root: str = "") -> str:
-        """See Writer. Without a root, what the first primary lacks that answers and lacks something."""
+        return write
+
+    async def lacks(self, level: WaitLevel, root: str = "") -> str:
+        """See Connections. Without a root, what the first primary lacks that answers and lacks something."""
+
+        async def ask(node: Connections) -> str:
+            why = await node.lacks(level)
+            return why and f"{why} ({node.options})"
+
         if root:
-            return await self._slots.send(root, self._lacks_of)
-        await self._slots.look()
-        said = await asyncio.gather(*map(self._lacks_of, self._slots.primaries), return_exceptions=True)
+            return await self.slots.send(root, ask)
+        await self.slots.look()
+        said = await asyncio.gather(*map(ask, self.nodes), return_exceptions=True)
         return next((why for why in said if isinstance(why, str) and why), "")
 
-    async def _lacks_of(self, node: Connections) -> str:
-        why = await node.durable(self._level).lacks()
-        return why and f"{why} ({node.options})"
-
-    async def aclose(self) -> None:
-        """Nothing: the nodes close what is theirs."""
+    async def close(self) -> None:
+        await self.slots.aclose()
 
 
 class ClusterRedis(Redis):

@@ -19,7 +19,7 @@ from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 from timers.errors import ConfigurationError
 from timers.store import keys
 from timers.store.cooperative import shared
-from timers.store.servers.durability import CLOSED, WAIT_MS, Command, DurableWriter, WaitLevel, Writer
+from timers.store.servers.durability import CLOSED, WAIT_MS, Command, DurableWriter, WaitLevel, Write
 
 POOL_SIZE: Final = 32
 ONE_NODE: Final = "TIMERS_REDIS_URL names one node of a cluster; use redis+cluster://HOST:PORT (or rediss+cluster://)"
@@ -181,8 +181,7 @@ def _settle(asked: asyncio.Future[Any], answer: object) -> None:
 class Connections:
     """The connections to one db. `commands` is a bounded pool, for commands and for answers of any size. `scripts` is
     shared by all single calls of scripts. `dial` makes one for a caller who closes it: a subscriber, or another
-    thread. `durable` has one for each level that is in use. `known_replicas` says how many replicas somebody else than
-    the server knows."""
+    thread. `known_replicas` says how many replicas somebody else than the server knows."""
 
     is_spread: ClassVar[bool] = False
     """Whether the db may lie on several servers, and move between them."""
@@ -191,7 +190,7 @@ class Connections:
     db: int
     scripts: Scripts
     known_replicas: Callable[[], int] = field(default=lambda: 0, kw_only=True, compare=False, repr=False)
-    _durable: dict[str, Writer] = field(default_factory=dict, kw_only=True, compare=False, repr=False)
+    _durable: dict[str, DurableWriter] = field(default_factory=dict, kw_only=True, compare=False, repr=False)
 
     @property
     def user(self) -> str:
@@ -257,8 +256,16 @@ class Connections:
         """A connection for scripts of its own, which its caller closes; an answer may take `answer_s` seconds."""
         return ScriptConnection(self.dial(), answer_s=answer_s)
 
-    def durable(self, level: WaitLevel) -> Writer:
+    def durable(self, level: WaitLevel) -> Write:
         """What writes with this durability."""
+        return (self._durable.get(level) or self._writer(level)).write
+
+    async def lacks(self, level: WaitLevel, _root: str = "") -> str:
+        """What the server of this root, or without one each server, would need to reach the level at all; empty if it
+        has it."""
+        return await self._writer(level).lacks()
+
+    def _writer(self, level: WaitLevel) -> DurableWriter:
         if level not in self._durable:
             answer_s = self.commands.connection_pool.connection_kwargs["socket_timeout"] + WAIT_MS[level] / 1000
             connection = ScriptConnection(self.dial(), answer_s=answer_s)

@@ -7,8 +7,7 @@ connection wrote. It holds up what comes next, so these writes have connections 
 import asyncio
 import re
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from redis.exceptions import ConnectionError, ResponseError
@@ -144,31 +143,17 @@ def _denied(what: str, answer: Exception) -> Verdict:
 Written = tuple[Any, bool]
 """The answer to a command, and whether what it wrote has reached the level in time."""
 
-
-class Writer(ABC):
-    """Writes what waits for one level."""
-
-    @abstractmethod
-    async def write(self, commands: Sequence[Command]) -> list[Written]:
-        """Errors of the server are among the answers. Raises what breaks the connection; the commands may have been
-        executed then. None is executed twice."""
-
-    @abstractmethod
-    async def lacks(self, root: str = "") -> str:
-        """What the server of this root, or without one each server, would need to reach the level at all; empty if it
-        has it."""
-
-    @abstractmethod
-    async def aclose(self) -> None:
-        """Close the connection."""
+Write = Callable[[Sequence[Command]], Coroutine[Any, Any, list[Written]]]
+"""Sends commands that wait for a level. Errors of the server are among the answers. Raises what breaks the connection;
+the commands may have been executed then. None is executed twice."""
 
 
 _Waiting = tuple[Sequence[Command], "asyncio.Future[tuple[list[Any], Verdict]]"]
 
 
-class DurableWriter(Writer):
-    """For one server. Callers at the same time share a wait: what comes meanwhile is sent after it, in one pipeline,
-    with one wait for all of it."""
+class DurableWriter:
+    """Writes to one server what waits for one level. Callers at the same time share a wait: what comes meanwhile is
+    sent after it, in one pipeline, with one wait for all of it."""
 
     def __init__(self, level: WaitLevel, connection: "Scripts", replicas: Callable[[], int] = lambda: 0) -> None:
         """Takes a connection that nobody else uses. `replicas` is how many others say there are."""
@@ -181,17 +166,20 @@ class DurableWriter(Writer):
         self._is_missed = False
 
     async def write(self, commands: Sequence[Command]) -> list[Written]:
+        """See `Write`."""
         answers, verdict = await self._ask(commands)
         self._tell(verdict)
         return [(answer, verdict.reached) for answer in answers]
 
-    async def lacks(self, root: str = "") -> str:
+    async def lacks(self) -> str:
+        """What the server would need to reach the level at all; empty if it has it."""
         known = self._known
         if known is None or known.lacks:
             _, known = await self._ask(())
         return known.lacks
 
     async def aclose(self) -> None:
+        """Close the connection."""
         if self._working is not None:
             self._working.cancel()
         await self._connection.aclose()
