@@ -237,7 +237,7 @@ class Quotas:
             lambda asked, root: [asked.hmget(f"{root}counts", of_some) for of_some in fields], []
         )
         for names, answer in zip(cycle(some), chain(*answers), strict=False):
-            numbers = (int(n) if n and n.isdigit() else 0 for n in answer)
+            numbers = map(keys.number, answer)
             for name in names:
                 of_prefix = list(islice(numbers, len(letters[name])))
                 scheduled += sum(of_prefix[: len(_PENDING)])

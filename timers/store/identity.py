@@ -345,7 +345,7 @@ class DbIdentity:
             self._redis, lambda asked: [asked.hscan(name, cursor, count=COUNTED) for name, cursor in places], (0, {})
         )
         for shard, (cursor, counts) in zip(shards, found, strict=True):
-            alive = (int(n) for name, n in counts.items() if name[:2] in (b"s ", b"r ") and n.isdigit())
+            alive = (keys.number(n) for name, n in counts.items() if name[:2] in (b"s ", b"r "))
             total = self._counted.pop(shard, (0, 0))[1] + sum(alive)
             if cursor:
                 self._counted[shard] = (cursor, total)

@@ -46,6 +46,11 @@ def text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
+def number(kept: bytes | None) -> int:
+    """A count as it is kept. None, and what another program has made of one, is 0."""
+    return int(kept) if kept and kept.isdigit() else 0
+
+
 def identity_of(member: str) -> tuple[str, str]:
     """Prefix and id of `<prefix>:<id>`; a prefix has no colon."""
     prefix, _, timer_id = member.partition(":")

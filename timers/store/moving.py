@@ -325,13 +325,9 @@ def _posting(target: Store, fields: Mapping[bytes, bytes]) -> _Command:
 
 async def _tokens(source: Store, target: Store) -> None:
     """Tokens only rise, whichever shard a timer lies in now."""
-    found = [
-        token
-        for store in (source, target)
-        for (token,) in await store.of_shards(lambda asked, root: asked.get(f"{root}token"), None)
-    ]
-    newest = max((int(token) for token in found if token and token.isdigit()), default=0)
-    if newest:
+    both = [await store.of_shards(lambda asked, root: asked.get(f"{root}token"), None) for store in (source, target)]
+    found = [token for of_shards in both for (token,) in of_shards]
+    if newest := max(map(keys.number, found), default=0):
         await _tell(target, [("SET", f"{root}token", newest) for root in _roots(target)])
 
 

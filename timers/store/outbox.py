@@ -10,6 +10,7 @@ from timers.core.hooks import NAMES, Hook
 from timers.core.model import Timer
 from timers.store import codec, keys
 from timers.store.membership import Membership
+from timers.store.queries import added_up
 from timers.store.scripts import reachable, read
 from timers.store.store import Arming, Store
 
@@ -19,10 +20,7 @@ Asked = frozenset[str]
 
 async def armed(store: Store, prefixes: Sequence[str]) -> dict[str, int]:
     """How many calls wait, by the prefix of their target."""
-    fields = [f"s {prefix}" for prefix in prefixes]
-    answers = await store.of_shards(lambda asked, root: asked.hmget(f"{root}counts", fields), [None] * len(fields))
-    numbers = [[int(n) if n and n.isdigit() else 0 for n in counts] for (counts,) in answers]
-    return dict(zip(prefixes, map(sum, zip(*numbers, strict=True)), strict=True))
+    return dict(zip(prefixes, await added_up(store, [f"s {prefix}" for prefix in prefixes]), strict=True))
 
 
 async def arm(store: Store, armings: Sequence[Arming]) -> None:

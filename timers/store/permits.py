@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from timers.core.policies import Limits
 from timers.store import keys
+from timers.store.queries import added_up
 from timers.store.scripts import Argument, Call, read
 from timers.store.servers.connections import Scripts
 from timers.store.store import Store
@@ -95,8 +96,7 @@ class Permits:
 
     async def running(self, prefix: str) -> int:
         """How many timers of a prefix run, in all shards. Changes nothing."""
-        told = await self._store.of_shards(lambda asked, root: asked.hget(f"{root}counts", f"r {prefix}"), None)
-        return sum(_number(number) for (number,) in told)
+        return (await added_up(self._store, [f"r {prefix}"]))[0]
 
     async def next_shards(self, prefixes: Sequence[str]) -> dict[str, int | None]:
         """For the holder of the only permit of each prefix: the shard with its earliest timer. None if there is none,
@@ -117,12 +117,7 @@ class Permits:
 def _first(found: Sequence[Sequence[Any]]) -> int | None:
     """The shard with the earliest timer of a queue, from how many run and the first due timer of each shard."""
     due = [(head[0][1], shard) for shard, (_, head) in enumerate(found) if head]
-    return min(due)[1] if due and not any(_number(n) for n, _ in found) else None
-
-
-def _number(count: bytes | None) -> int:
-    """A count as it is kept, which another program may have changed."""
-    return int(count) if count and count.isdigit() else 0
+    return min(due)[1] if due and not any(keys.number(n) for n, _ in found) else None
 
 
 def _calls(permits: Iterable[Permit], number: int) -> Iterator[Call]:

@@ -115,8 +115,8 @@ async def totals(store: Store) -> dict[Status, int]:
     for of_shard, failing in await _counted(store):
         found[Status.RETRYING] += sum(int(n) for prefix, n in failing if is_time(n) and not prefix.startswith(_OWN))
         async for field, n in cooperatively(of_shard.items()):
-            if n.isdigit() and not field.startswith(_OWN, 2):
-                total[field[:1]] += int(n)
+            if not field.startswith(_OWN, 2):
+                total[field[:1]] += keys.number(n)
     for letter, status in codec.STATUSES.items():
         found[status] += total[letter.encode()]
     return found
@@ -128,11 +128,11 @@ async def counted(store: Store, only: str | None = None) -> AsyncIterator[tuple[
     for shard, (of_shard, failing) in enumerate(await _counted(store, only)):
         async for field, n in cooperatively(of_shard.items()):
             status = codec.STATUSES.get(field[:1].decode(errors="replace"))
-            if status is not None and n is not None and n.isdigit() and int(n):
-                yield shard, keys.text(field[2:]), status, int(n)
-        for prefix, number in failing:
-            if is_time(number) and int(number):
-                yield shard, keys.text(prefix), Status.RETRYING, int(number)
+            if status is not None and (number := keys.number(n)):
+                yield shard, keys.text(field[2:]), status, number
+        for prefix, score in failing:
+            if is_time(score) and int(score):
+                yield shard, keys.text(prefix), Status.RETRYING, int(score)
 
 
 async def _counted(store: Store, only: str | None = None) -> Sequence[Sequence[Any]]:
@@ -147,6 +147,12 @@ async def _counted(store: Store, only: str | None = None) -> Sequence[Sequence[A
         *([None] * len(fields), None),
     )
     return [(dict(zip(fields, values, strict=True)), [] if n is None else [(only.encode(), n)]) for values, n in some]
+
+
+async def added_up(store: Store, fields: Sequence[str]) -> list[int]:
+    """How many timers the shards count together under each of these fields: `<status letter> <prefix>`."""
+    answers = await store.of_shards(lambda asked, root: asked.hmget(f"{root}counts", fields), [None] * len(fields))
+    return [sum(map(keys.number, counts)) for counts in zip(*(of_shard for (of_shard,) in answers), strict=True)]
 
 
 async def retrying(store: Store, wanted: Filter = ALL, *, own: bool = False) -> list[tuple[str, int, int]]:
