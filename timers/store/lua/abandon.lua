@@ -2,7 +2,7 @@
 -- Make overdue timers and runs with an expired lease `unhandled`, because no live pod serves them. People see them and arm them
 -- again by hand.
 
-local MOST_BYTES, bytes, cut = 1000000, 0, 0   -- of records; with more, the rest is left for the next call
+local bytes, cut = 0, 0
 local prefix, before, most, pod = unpack(ARGV, 2, 5)
 local ids = {}
 

@@ -19,8 +19,6 @@ local peek = repairs and call or redis.pcall
 local function size(key) return tonumber(peek('ZCARD', key)) or 0 end
 local function score_in(key, name) return tonumber(peek('ZSCORE', key, name)) end
 
-local function bucket_key(number) return root .. 'rec:' .. string.format('%02x', number) end
-
 local function check_scheduled(prefix, id, member, r)
   if r.waits and not score_in(root .. 'bare', member) then
     if wrong('bare') then call('ZADD', root .. 'bare', text(r.due), member) end

@@ -164,6 +164,7 @@ end
 local function member_of(prefix, id) return prefix .. ':' .. id end
 local function is_member(name) return string.find(name, '^[a-z0-9][a-z0-9_.-]*:%w[%w_.:@~+=-]*$') ~= nil end
 local function lease_key(member) return root .. 'lease:' .. member end
+local function bucket_key(number) return string.format('%srec:%02x', root, number) end
 -- Finished timers by status; with `t` those that are retrying: scheduled, and the last attempt has failed.
 local function finished_key(status, prefix)
   return root .. (status == 't' and 'retrying:' or 'finished:' .. status .. ':') .. prefix
@@ -213,6 +214,19 @@ local function read(member)
   local raw = call('HGET', record_key(member), member)
   local r, trouble = parse(raw)
   return r, trouble, raw
+end
+
+local MOST_BYTES = 1000000       -- of records in one call; what more there is, is left for the next one
+
+-- Show the records of some buckets to `visit`, from a place on until `has_enough`. Answers where to go on.
+local function walk(bucket, last, cursor, most, visit, has_enough)
+  while bucket <= last and not has_enough() do
+    local page = call('HSCAN', bucket_key(bucket), cursor, 'COUNT', text(most))
+    for i = 1, #page[2], 2 do visit(page[2][i], page[2][i + 1]) end
+    cursor = page[1]
+    if cursor == '0' then bucket = bucket + 1 end
+  end
+  return bucket, cursor
 end
 
 -- What follows the head: Lua hashes each string that it makes, so it is only taken out where it is needed.

@@ -6,6 +6,7 @@ local bucket, last, cursor, most = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local numbers, sums, seen = {}, {}, 0
 
 local function add(member, raw)
+  seen = seen + 1
   local r = parse(raw)
   if not r or not is_member(member) then return end
   local name = (r.waits and 'w' or r.status) .. ' ' .. string.match(member, '^[^:]*')
@@ -14,12 +15,7 @@ local function add(member, raw)
   numbers[name], sums[name] = (numbers[name] or 0) + 1, ((sums[name] or 0) + hash) % 2 ^ 52
 end
 
-while bucket <= last and seen < most do
-  local page = call('HSCAN', root .. 'rec:' .. string.format('%02x', bucket), cursor, 'COUNT', text(most))
-  for i = 1, #page[2], 2 do add(page[2][i], page[2][i + 1]) end
-  seen, cursor = seen + #page[2] / 2, page[1]
-  if cursor == '0' then bucket = bucket + 1 end
-end
+bucket, cursor = walk(bucket, last, cursor, most, add, function() return seen >= most end)
 local answer = {}
 for name, n in pairs(numbers) do
   local place = #answer

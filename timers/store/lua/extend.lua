@@ -2,9 +2,8 @@
 -- Extend leases. The record decides, not the lease key: whoever has the newest token goes on, even if the lease expired
 -- meanwhile, because nobody has taken over yet. Everybody else has lost the run.
 
-local MOST_BYTES, bytes = 1000000, 0   -- of records; with more, the rest is left for the next call
 local pod, lease_ms = unpack(ARGV, 2, 3)
-local lost, seen = {}, 0
+local lost, seen, bytes = {}, 0, 0
 for i = 4, #ARGV, 3 do
   if bytes > MOST_BYTES then break end
   local member, token = member_of(ARGV[i], ARGV[i + 1]), tonumber(ARGV[i + 2])

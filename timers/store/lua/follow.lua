@@ -6,7 +6,7 @@
 
 local AGREED_MS = 10000  -- how often a shard says that they still agree
 local FRESH_US = 300000  -- as FRESH_SECONDS of the pod. If it were longer, it would look as if nobody copied (`HELP_SECONDS`)
-local MOST_BYTES, bytes = 1000000, 0
+local bytes = 0
 local changed = root .. 'changed'
 local cursor, most, done = ARGV[2], ARGV[3], tonumber(ARGV[4])
 
@@ -24,7 +24,7 @@ if agreed > 0 and agreed > (tonumber(type(known) == 'string' and known) or 0) th
 
 local function is_empty()
   local buckets = {}
-  for i = 0, 255 do buckets[i + 1] = string.format('%srec:%02x', root, i) end
+  for i = 0, 255 do buckets[i + 1] = bucket_key(i) end
   return call('EXISTS', unpack(buckets)) == 0
 end
 

@@ -2,7 +2,6 @@
 -- Read records for an exact copy, bucket after bucket: each as `restore` takes it, with its places in the indexes.
 
 local bucket, last, cursor, most = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
-local MOST_BYTES = 1000000
 local copies, bad, bytes = {}, {}, 0
 
 local function since(prefix, id, r)
@@ -23,10 +22,5 @@ local function copy(member, raw)
   bytes = bytes + #raw
 end
 
-while bucket <= last and #copies < 2 * most and bytes < MOST_BYTES do
-  local page = call('HSCAN', root .. 'rec:' .. string.format('%02x', bucket), cursor, 'COUNT', text(most))
-  for i = 1, #page[2], 2 do copy(page[2][i], page[2][i + 1]) end
-  cursor = page[1]
-  if cursor == '0' then bucket = bucket + 1 end
-end
+bucket, cursor = walk(bucket, last, cursor, most, copy, function() return #copies >= 2 * most or bytes >= MOST_BYTES end)
 return {now_text, bucket, cursor, copies, bad}

@@ -4,9 +4,8 @@
 -- at most CALLS_MS, because each timer of a caller may have several.
 
 local CALLS_MS = 3600000
-local MOST_BYTES, bytes = 1000000, 0   -- of records; with more, the rest is left for the next call
 local ended_ms, failed_ms, left, looks, cursor = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
-local removed, cut = 0, 0
+local removed, cut, bytes = 0, 0, 0
 local failed = {}
 
 -- How long timers of a prefix and status are kept; nil for ever.

@@ -2,9 +2,8 @@
 -- Take over runs whose pod let the lease expire. A rescue counts as a claim (attempt + 1, a new token) and as a failure, because
 -- the pod died during the run or stopped extending its lease.
 
-local MOST_BYTES, bytes = 1000000, 0   -- of records; with more, the rest is left for the next poll
 local pod, lease_ms = unpack(ARGV, 2, 3)
-local rescued, bad, newer = {}, {}, {}
+local rescued, bad, newer, bytes = {}, {}, {}, 0
 
 local function rescue(prefix, id, processor)
   local member = member_of(prefix, id)
