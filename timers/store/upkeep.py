@@ -27,23 +27,16 @@ Found = Mapping[str, int]
 
 async def audit(store: Store, shard: int) -> AsyncIterator[Found]:
     """Repair a shard and yield what each step found. Changes that happen meanwhile are not taken for damage."""
-    place, cursor = 0, "0"
-    while place >= 0:
-        found, place, cursor, _ = await _step(store, shard, ["quarantine", "repair", STEP, cursor])
+    async for found, _ in _steps(store, shard, "quarantine"):
         yield found
     prefixes = await _prefixes(store, shard)
-    place, cursor = 0, "0"
-    while place >= 0:
-        found, place, cursor, seen = await _step(store, shard, ["records", "repair", place, cursor, STEP])
+    async for found, seen in _steps(store, shard, "records"):
         prefixes |= seen
         yield found
     kinds = ("due", "retrying", *(f"finished:{letter}" for letter in "cfux"))
     indexes = ["leases", *(f"{kind}:{prefix}" for prefix in sorted(prefixes) for kind in kinds)]
     for start in range(0, len(indexes), STEP):
-        batch, cursor = indexes[start : start + STEP], "0"
-        while batch:
-            found, place, cursor, _ = await _step(store, shard, ["entries", "repair", STEP, cursor, *batch])
-            batch = batch[place:] if place >= 0 else []
+        async for found, _ in _steps(store, shard, "entries", *indexes[start : start + STEP]):
             yield found
     async for found in compare(store, shard, prefixes, repair=True):
         yield found
@@ -83,6 +76,14 @@ async def _prefixes(store: Store, shard: int) -> set[str]:
     )
     found = {keys.text(name).partition(" ")[2] for name in counted} | {keys.text(name) for name in chain(*named)}
     return found - {keys.WHOLE}
+
+
+async def _steps(store: Store, shard: int, part: str, *names: str) -> AsyncIterator[tuple[Found, set[str]]]:
+    """Go through a part, repairing. What each step found, and the prefixes that it has met."""
+    place, cursor = 0, "0"
+    while place >= 0:
+        found, place, cursor, seen = await _step(store, shard, [part, "repair", place, cursor, STEP, *names])
+        yield found, seen
 
 
 async def _step(store: Store, shard: int, part: Sequence[Argument]) -> tuple[Found, int, str, set[str]]:

@@ -81,7 +81,7 @@ function parts.records(bucket, cursor, most)
 end
 
 -- Which records can be read (again)? An earlier version puts those of a newer format aside. `records` then repairs their entries.
-function parts.quarantine(most, cursor)
+function parts.quarantine(_, cursor, most)
   local answer = peek('HSCAN', root .. 'quarantine', cursor, 'COUNT', most)
   for i = 1, #answer[2], 2 do
     local member, raw = answer[2][i], string.match(answer[2][i + 1], '^[^\n]*\n(.*)$')
@@ -122,14 +122,14 @@ local function check_entries(name, cursor, most)
 end
 
 -- Does each entry of an index have a record of that status?
-function parts.entries(most, cursor, ...)
+function parts.entries(place, cursor, most, ...)
+  local names, looked = {...}, nil
   most = tonumber(most)
-  for i, name in ipairs({...}) do
-    local looked
-    cursor, looked = check_entries(name, cursor, most)
+  for i = place + 1, #names do
+    cursor, looked = check_entries(names[i], cursor, most)
     most = most - looked - 1
     if cursor ~= '0' then next_place, next_cursor = i - 1, cursor; return end
-    if most <= 0 then next_place = i < select('#', ...) and i or -1; return end
+    if most <= 0 then next_place = i < #names and i or -1; return end
   end
 end
 
