@@ -24,7 +24,7 @@ from timers.errors import Unavailable
 from timers.store import keys
 from timers.store.cooperative import Turn
 from timers.store.following import FIRST_SHARD, stages
-from timers.store.scripts import Argument, grouped, reachable, read
+from timers.store.scripts import Argument, batched, grouped, reachable, read
 from timers.store.store import Arming, Reply, Store
 from timers.store.upkeep import index_prefixes
 
@@ -231,7 +231,7 @@ class Quotas:
         letters = dict.fromkeys(known, _PENDING) | dict.fromkeys({*quota.prefixes}.difference(patterns), _ALL)
         prefixes, scheduled = sorted(letters), 0
         # A prefix's counts are read together, because a timer that starts leaves one of them for another.
-        some = [prefixes[start : start + COUNT_BATCH] for start in range(0, len(prefixes), COUNT_BATCH)]
+        some = list(batched(prefixes, COUNT_BATCH))
         fields = [[f"{letter} {name}" for name in names for letter in letters[name]] for names in some]
         answers = await self._store.of_shards(
             lambda asked, root: [asked.hmget(f"{root}counts", of_some) for of_some in fields], []

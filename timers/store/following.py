@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from timers.errors import Unavailable
 from timers.store import keys
-from timers.store.scripts import grouped, reachable, read
+from timers.store.scripts import batched, grouped, reachable, read
 from timers.store.store import FOUNDING_TRIES, KEEPS_CHANGING, Identity, Store
 
 LEDGER: Final = "@ledger"
@@ -112,7 +112,7 @@ class Notes(NamedTuple):
 async def notes(store: Store, shard: int, cursor: int, done: Sequence[Note] = (), agreed_ms: int = 0) -> Notes:
     """Take notes away that are `done` and still the same, and read further ones. From the first call on, the shard's
     scripts note all that they change. The first shard remembers the latest `agreed_ms`."""
-    *before, last = [done[start : start + PAGE] for start in range(0, len(done), PAGE)] or [()]
+    *before, last = batched(done, PAGE) if done else [()]
     for part in before:
         await _follow(store, shard, (cursor, 0), part, 0)
     said_ms = agreed_ms if shard == FIRST_SHARD else 0
@@ -232,9 +232,7 @@ async def ages(
     """How new these timers are; None for one that is not there. Leaves out those whose record cannot be read and,
     unless asked for, those of which the ledger has yet to learn a change."""
     found: dict[Identity, Age | None] = {}
-    wanted = list(identities)
-    for start in range(0, len(wanted), PAGE):
-        some = wanted[start : start + PAGE]
+    for some in batched(list(identities), PAGE):
         for identity, said in zip(some, await store.run("ages", shard, list(map(":".join, some))), strict=True):
             age, waits, _ = said.partition(b" noted")
             if age != b"-" and (noted or not waits):

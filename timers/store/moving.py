@@ -18,7 +18,7 @@ from timers.store.following import LEDGER
 from timers.store.identity import NO_FORMAT
 from timers.store.queries import paused
 from timers.store.restoring import put_declaration, read_declarations
-from timers.store.scripts import Argument, grouped, reachable, read
+from timers.store.scripts import Argument, batched, grouped, reachable, read
 from timers.store.store import Store
 
 PAGE: Final = 200
@@ -97,11 +97,7 @@ async def put(store: Store, copies: Mapping[int, Sequence[bytes]]) -> Counter[st
     """Put copies into closed shards, exactly as they were. Returns what became of how many, as `restore`. Raises
     Refused if the db is no longer closed for this copy."""
     head: list[Argument] = [_closed(store), store.identity.writes, "newer", "", "", 0]
-    calls = [
-        (keys.root(shard), [*head, *lines[start : start + PAGE]])
-        for shard, lines in copies.items()
-        for start in range(0, len(lines), PAGE)
-    ]
+    calls = [(keys.root(shard), [*head, *some]) for shard, lines in copies.items() for some in batched(lines, PAGE)]
     codes = Counter[str]()
     for _, *said in await store.run_all("restore", calls):
         codes.update(code.decode() for code in said)

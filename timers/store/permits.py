@@ -14,7 +14,7 @@ from typing import Any, Final
 from timers.core.policies import Limits
 from timers.store import keys
 from timers.store.queries import added_up
-from timers.store.scripts import Argument, Call, read
+from timers.store.scripts import Argument, Call, batched, read
 from timers.store.servers.connections import Scripts
 from timers.store.store import Store
 
@@ -125,5 +125,5 @@ def _calls(permits: Iterable[Permit], number: int) -> Iterator[Call]:
     for prefix, name in permits:
         by_prefix[prefix].append(name)
     for prefix, names in by_prefix.items():
-        for start in range(0, len(names), BATCH):
-            yield keys.limits_root(prefix), [number, *names[start : start + BATCH]]
+        for some in batched(names, BATCH):
+            yield keys.limits_root(prefix), [number, *some]

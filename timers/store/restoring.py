@@ -16,7 +16,7 @@ from timers.store.callers import REVOKED, Callers
 from timers.store.codec import RecordParts, put_together
 from timers.store.membership import Declaration, Membership
 from timers.store.queries import paused
-from timers.store.scripts import read
+from timers.store.scripts import batched, read
 from timers.store.store import Store
 
 BUCKETS: Final = 16
@@ -61,8 +61,8 @@ async def read_records(
     roots = list(map(keys.root, range(store.shards) if shards is None else shards))
     names = [f"{root}rec:{bucket:02x}" for root in roots for bucket in buckets]
     most = 1
-    for start in range(0, len(names), BUCKETS):
-        cursors, known = dict.fromkeys(names[start : start + BUCKETS], 0), set[bytes]()
+    for some in batched(names, BUCKETS):
+        cursors, known = dict.fromkeys(some, 0), set[bytes]()
         while cursors:
             scanned = await read(store.connections.commands, _scan(cursors, pattern, most), (0, {}))
             cursors = {name: cursor for name, (cursor, _) in zip(cursors, scanned, strict=True) if cursor}

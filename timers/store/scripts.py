@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import cycle
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from redis.asyncio import Redis
 from redis.exceptions import (
@@ -29,6 +29,8 @@ from redis.exceptions import (
 from timers.errors import ConfigurationError, Full, Moving, RedisRights, TimersError, Unavailable
 from timers.store.servers.connections import A_SENTINEL, ONE_NODE, SLOT_MOVES, NotSent, Scripts
 from timers.store.servers.durability import Command, Write, Written
+
+T = TypeVar("T")
 
 Argument = str | int | bytes
 
@@ -239,6 +241,11 @@ async def _sent(via: Redis | Scripts | Write, commands: Sequence[Command]) -> li
 def grouped(flat: Sequence[Any], size: int) -> Iterator[tuple[Any, ...]]:
     """What a script answers in a flat list, so many at a time. As `itertools.batched`, which Python 3.11 lacks."""
     return zip(*[iter(flat)] * size, strict=True)
+
+
+def batched(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """The items in batches of at most so many."""
+    return (items[start : start + most] for start in range(0, len(items), most))
 
 
 async def read(redis: Redis, ask: Callable[[Any], object], *empty: object) -> list[Any]:

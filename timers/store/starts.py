@@ -15,7 +15,7 @@ from timers.core.model import Timer
 from timers.store import codec, keys
 from timers.store.filters import ALL, Filter
 from timers.store.queries import OWN_QUEUES
-from timers.store.scripts import Call, grouped, read
+from timers.store.scripts import Call, batched, grouped, read
 from timers.store.store import Store
 
 QUEUES_LIMIT: Final = 2000
@@ -39,10 +39,11 @@ async def due_load(store: Store, *, step_ms: int, steps: int, wanted: Filter = A
     counts = [0] * steps
     for shard, queues in enumerate(by_shard):
         indexes = [f"due:{prefix}" for _, prefix in queues[:QUEUES_LIMIT]]
-        batches = [indexes[i : i + QUEUES_A_CALL] for i in range(0, len(indexes), QUEUES_A_CALL)]
-        calls: list[Call] = [(keys.root(shard), ["coming", step_ms, steps, *batch]) for batch in batches]
-        for start in range(0, len(calls), CALLS_AT_ONCE):
-            for _, found in await store.run_all("steps", calls[start : start + CALLS_AT_ONCE]):
+        asked: list[Call] = [
+            (keys.root(shard), ["coming", step_ms, steps, *some]) for some in batched(indexes, QUEUES_A_CALL)
+        ]
+        for calls in batched(asked, CALLS_AT_ONCE):
+            for _, found in await store.run_all("steps", calls):
                 counts = [n + sum(found[step::steps]) for step, n in enumerate(counts)]
     return counts, all(len(queues) <= QUEUES_LIMIT for queues in by_shard)
 

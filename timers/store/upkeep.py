@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from timers.core.model import Status
 from timers.store import codec, keys
-from timers.store.scripts import Argument, grouped
+from timers.store.scripts import Argument, batched, grouped
 from timers.store.store import Store
 
 STEP: Final = 100
@@ -35,8 +35,8 @@ async def audit(store: Store, shard: int) -> AsyncIterator[Found]:
         yield found
     kinds = ("due", "retrying", *(f"finished:{letter}" for letter in "cfux"))
     indexes = ["leases", *(f"{kind}:{prefix}" for prefix in sorted(prefixes) for kind in kinds)]
-    for start in range(0, len(indexes), STEP):
-        async for found, _ in _steps(store, shard, "entries", *indexes[start : start + STEP]):
+    for some in batched(indexes, STEP):
+        async for found, _ in _steps(store, shard, "entries", *some):
             yield found
     async for found in compare(store, shard, prefixes, repair=True):
         yield found
@@ -47,9 +47,8 @@ async def compare(
 ) -> AsyncIterator[Found]:
     """Compare only heads and counts with the indexes: quick, however many timers there are."""
     names = sorted(await _prefixes(store, shard) if prefixes is None else prefixes)
-    for start in range(0, len(names), QUEUES):
-        part: list[Argument] = ["queues", "repair" if repair else "look", *names[start : start + QUEUES]]
-        yield (await _step(store, shard, part))[0]
+    for some in batched(names, QUEUES):
+        yield (await _step(store, shard, ["queues", "repair" if repair else "look", *some]))[0]
 
 
 async def uncounted(store: Store, shard: int) -> Found:
@@ -62,8 +61,8 @@ async def index_prefixes(store: Store, shard: int) -> None:
     """Fill the index of prefixes of a shard that is of an older version, or has lost it. Only one read of all counts at
     once misses no timer that starts meanwhile."""
     names = [*sorted(await _prefixes(store, shard)), keys.WHOLE]
-    for start in range(0, len(names), INDEXED):
-        await _step(store, shard, ["prefixes", "repair", *names[start : start + INDEXED]])
+    for some in batched(names, INDEXED):
+        await _step(store, shard, ["prefixes", "repair", *some])
 
 
 async def _prefixes(store: Store, shard: int) -> set[str]:
