@@ -1,14 +1,17 @@
 """Peers alone: which pod an event belongs to, and who touches which shard, while pods come and go."""
 
+import asyncio
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from tests.engine.fleet import Fleet
-from timers.engine.peers import ALL_BEATS, Peers
+from timers.engine import peers
+from timers.engine.peers import ALL_BEATS, SOON_SECONDS, Peers
 from timers.store.identity import DbIdentity
 from timers.store.membership import INTRODUCE_BEATS, Declaration, Member, Membership, Roster
 from timers.store.notifications import Part
@@ -191,6 +194,36 @@ async def test_the_longest_declared_prefix_owns_over_the_fleet() -> None:
     assert not views["b"].serve(0, "log-check")
     assert views["a"].serve(0, "log-check.x")
     assert not views["a"].serve(0, "log-gone")
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "told", "pause_s"),
+    [
+        (1.0, Peers.hear_news, 0),
+        (0.05, Peers.hear_news, SOON_SECONDS - 0.05),
+        (1.0, Peers.beat_soon, SOON_SECONDS),
+    ],
+    ids=["news", "news in quick succession", "a cut"],
+)
+async def test_a_pod_comes_for_news_at_once_and_after_a_cut_lets_timers_go_first(
+    monkeypatch: pytest.MonkeyPatch, elapsed_s: float, told: Callable[[Peers], None], pause_s: float
+) -> None:
+    pauses, now_s = asyncio.Queue[float](), [0.0]
+    view = peers_of(_Registry(sign("a")), sign("a"))
+    monkeypatch.setattr(peers, "asyncio", SimpleNamespace(sleep=pauses.put))
+    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    beaten = asyncio.Event()
+
+    async def check_identity(_: object) -> None:
+        beaten.set()
+
+    monkeypatch.setattr(view, "check_identity", check_identity)
+    beating = asyncio.create_task(view.run())
+    await beaten.wait()
+    now_s[0] += elapsed_s
+    told(view)
+    assert await pauses.get() == pytest.approx(pause_s)
+    beating.cancel()
 
 
 async def test_a_pod_watches_one_shard_of_each_server_at_every_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:

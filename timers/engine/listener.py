@@ -153,7 +153,7 @@ class Listener:
             "lease": self._lease_expired,
             "wake": sweeper.wake,
             "posted": hooks.posted,
-            "pods": peers.beat_soon,
+            "pods": peers.hear_news,
         }
 
     @property

@@ -33,7 +33,8 @@ timers of all, a few shards at each beat. Besides, one shard of each server is e
 time as a whole."""
 
 SOON_SECONDS: Final = 0.2
-"""How long timers that became due without events have the server and this pod to themselves first."""
+"""How long timers that became due without events have the server and this pod to themselves after a cut, and how often
+at most a pod comes for news, because the pods of a deployment come one after another."""
 
 _QUEUES_REMEMBERED: Final = 100_000
 """Callers can make up prefixes without end."""
@@ -76,6 +77,7 @@ class Peers:
         self._common: tuple[int, float] | None = None
         self._own_seed = zlib.crc32(me.pod.encode())
         self._soon = asyncio.Event()
+        self._was_cut = False
         self._roster = Roster()
         self._others: list[Member] = []
         self._reminders = Reminders()
@@ -111,12 +113,19 @@ class Peers:
     async def run(self) -> None:
         while True:
             self._soon.clear()
+            self._was_cut, began = False, time.monotonic()
             await self.beat()
             if await set_within(self._soon, self._beat_ms / 1000):
-                await asyncio.sleep(min(SOON_SECONDS, self._beat_ms / 1000))
+                pause = SOON_SECONDS if self._was_cut else SOON_SECONDS - (time.monotonic() - began)
+                await asyncio.sleep(max(0, min(pause, self._beat_ms / 1000)))
+
+    def hear_news(self) -> None:
+        """Come for the news at once: until this pod knows of a new processor, it runs what that one owns."""
+        self._soon.set()
 
     def beat_soon(self) -> None:
-        """Give the next sign of life at once: this may be another server, or the same without its newest data."""
+        """Give the next sign of life soon: this may be another server, or the same without its newest data."""
+        self._was_cut = True
         self._soon.set()
 
     async def beat(self) -> None:
