@@ -12,8 +12,23 @@ from timers.access import ApiKey, with_secret
 
 def test_a_key_is_shown_once_and_kept_as_a_hash(timers: CommandLine, redis: Redis) -> None:
     made = timers(
-        *("keys", "make", "--prefix", "orders,send-*", "--prefix", "mail", "--right", "read,write"),
-        *("--name", "billing", "--rate", "100/s", "--pending", "5000", "--most-prefixes", "7", "-o", "json"),
+        *("keys", "make", "--prefix", "orders,send-*", "--prefix", "mail"),
+        *(
+            "--right",
+            "read",
+            "--right",
+            "write",
+            "--name",
+            "billing",
+            "--rate",
+            "100/s",
+            "--pending",
+            "5000",
+            "--most-prefixes",
+            "7",
+            "-o",
+            "json",
+        ),
     )
     assert made.code == 0
     key, entry = made.json["key"], made.json["entry"]

@@ -33,7 +33,6 @@ app.add_typer(keys)
 app.add_typer(prefixes)
 
 _COLOURS: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
-_EVERY_RIGHT: Final = ",".join(RIGHTS)
 
 
 @app.command()
@@ -236,7 +235,10 @@ def make(
         list[str] | None,
         typer.Option(metavar="PREFIX", help="What it covers; `name*` matches several. Repeatable. Default: all."),
     ] = None,
-    right: Annotated[str, typer.Option(metavar="read,write,operate", help="What its holder may do.")] = _EVERY_RIGHT,
+    right: Annotated[
+        list[str] | None,
+        typer.Option(metavar="read,write,operate", help="What its holder may do. Repeatable. Default: all."),
+    ] = None,
     *,
     name: Annotated[str | None, typer.Option(help="Name of its holder, shown in the list.")] = None,
     rate: Annotated[str | None, typer.Option(metavar="100/s", help="Maximum rate of calls.")] = None,
@@ -251,7 +253,7 @@ def make(
 ) -> None:
     """Create a key and show it once. Every pod accepts it within a second."""
     options = {"rate": rate, "pending": pending, "most_prefixes": most_prefixes, "name": name}
-    secret, kept = make_key(parts(",".join(prefix or "*")), parts(right), **options)
+    secret, kept = make_key(parts(",".join(prefix or "*")), parts(",".join(right or RIGHTS)), **options)
     if not entry_only:
         run(lambda _, store: Callers(store).keep(kept.id, kept.entry))
     show({"key": secret, "entry": kept.entry}, output)
