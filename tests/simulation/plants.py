@@ -155,7 +155,7 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "rescue by a wrong processor": Plant(
         engine=((ShardSweep, "_find_orphans", _find_all), (Claimer, "_room_of", _any_room)), seen_by=90
     ),
-    "create repeated blindly": Plant(engine=((ScriptWire, "execute_command", _ask_twice),), seen_by=1),
+    "create repeated blindly": Plant(engine=((ScriptWire, "execute_command", _ask_twice),), seen_by=37),
     "limit not held": Plant(engine=((Registry, "limits_fleet", _unlimited),), seen_by=8),
     "bare key fired twice": Plant(
         {"  if not is_news(member, since, number, r) then return 'known' end": ""}, seen_by=7
@@ -181,13 +181,13 @@ PLANTS: Final[Mapping[str, Plant]] = {
         {"if noted == ARGV[4 + done + i] then": "if noted then"}, seen_by=3, ledger=True
     ),
     "a removal is forgotten": Plant(
-        {"return created and tonumber(created) >= r.created": "return false"}, seen_by=116, ledger=True
+        {"return created and tonumber(created) >= r.created": "return false"}, seen_by=51, ledger=True
     ),
     "a row of the inbox is carried out again": Plant(
         {"  if row and call('HGET', root .. 'inbox', row) then return raw and 'kept' or 'done', raw or '' end": ""},
-        seen_by=65,
+        seen_by=51,
         ledger=True,
     ),
-    "a gap is not swept": Plant(engine=((Sweeper, "sweep_everything", _forget),)),
+    "a gap is not swept": Plant(engine=((Sweeper, "sweep_everything", _forget),), seen_by=2032),
 }
 """By name."""
