@@ -160,6 +160,8 @@ def test_what_it_shows(timers: CommandLine, server: EmbeddedServer) -> None:
     assert Redis.from_url(to, decode_responses=True).hget("timers:meta", "shards") == "3"
     assert "the service has moved" in timers("cancel", "test", "a").refusal()
     assert "the service has moved" in timers("copy", server.url, "--abort").refusal()
+    found = timers("doctor", "-o", "json").json
+    assert [check["check"] for check in found if check["level"] == "fail"] == ["data"], "only that it has moved"
 
 
 def test_an_unfinished_move_is_given_back(timers: CommandLine, server: EmbeddedServer) -> None:

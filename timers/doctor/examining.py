@@ -72,7 +72,8 @@ async def examine(
     try:
         checks.append(await durability_check(store, roster.members, has_ledger=ledger is not None))
         checks.append(await _data(store, acknowledge=acknowledge))
-        checks += await _work(store, roster, fix=fix, progress=progress)
+        if store.identity.moving is None or not store.identity.moving.is_over:  # what was left behind waits for nobody
+            checks += await _work(store, roster, fix=fix, progress=progress)
         if ledger is not None:
             from timers.doctor.ledger import check_ledger  # noqa: PLC0415 (what it needs is an extra)
 
