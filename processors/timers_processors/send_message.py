@@ -191,7 +191,7 @@ async def send_message(timer: Timer, context: Context[Sending]) -> Done:
     """
     sending, payload = context.state, timer.payload
     if not isinstance(payload, Mapping):
-        return _skipped(context, "the payload is not an object with email or phone")
+        return _skipped(context, "the payload is not an object with email, phone or push")
     found: Mapping[str, Any] = {}
     if sending.find_user is not None and payload.get("user") is not None:
         known = await sending.find_user(_user(payload["user"]))
@@ -248,18 +248,21 @@ def reachable(
         if found := _addresses(channel, known.get(channel)):
             return channel, found
     given = [channel for channel in _REACHABLE if known.get(channel)]
-    return f"not a usable address: {', '.join(given)}" if given else "the payload has neither email nor phone"
+    return f"not a usable address: {', '.join(given)}" if given else "the payload has no email, phone or push"
 
 
 def _addresses(channel: Channel, given: object) -> tuple[str, ...]:
-    """The addresses if all of them are valid, else none. Raises Fail for an address with an encoded word (RFC 2047),
-    because the email package of Python 3.11 and 3.12 decodes it, line breaks and all."""
+    """The addresses if all of them are valid, else none. Raises Fail for more than `RECIPIENTS_LIMIT`, and for an
+    address with an encoded word (RFC 2047), because the email package of Python 3.11 and 3.12 decodes it, line breaks
+    and all."""
     several = given if channel == "email" and isinstance(given, list) else [given]
+    if len(several) > RECIPIENTS_LIMIT:
+        raise Fail(f"email: {len(several)} addresses; expected at most {RECIPIENTS_LIMIT}")
     if channel == "email" and any("=?" in a for a in several if isinstance(a, str)):
         raise Fail("email: '=?' is not accepted; expected an address without encoded words")
     pattern = _REACHABLE[channel]
     sound = [a for a in several if isinstance(a, str) and a.isprintable() and pattern.fullmatch(a)]
-    return tuple(dict.fromkeys(sound)) if len(sound) == len(several) <= RECIPIENTS_LIMIT else ()
+    return tuple(dict.fromkeys(sound)) if len(sound) == len(several) else ()
 
 
 def content(

@@ -14,6 +14,7 @@ from timers import ConfigurationError, Done, Fail, Timer
 from timers.processor import Registry, Result
 from timers.settings import Settings
 from timers_processors.send_message import (
+    RECIPIENTS_LIMIT,
     RENDERED_LIMIT_CHARACTERS,
     Sending,
     fill,
@@ -98,11 +99,11 @@ class TestSend:
     @pytest.mark.parametrize(
         ("payload", "why"),
         [
-            (None, "the payload is not an object with email or phone"),
-            ("ann@example.org", "the payload is not an object with email or phone"),
-            ([{"email": "ann@example.org"}], "the payload is not an object with email or phone"),
-            ({}, "the payload has neither email nor phone"),
-            ({"name": "Ann", "email": "", "phone": None}, "the payload has neither email nor phone"),
+            (None, "the payload is not an object with email, phone or push"),
+            ("ann@example.org", "the payload is not an object with email, phone or push"),
+            ([{"email": "ann@example.org"}], "the payload is not an object with email, phone or push"),
+            ({}, "the payload has no email, phone or push"),
+            ({"name": "Ann", "email": "", "phone": None}, "the payload has no email, phone or push"),
             ({"email": "ann"}, "not a usable address: email"),
             ({"email": ["ann"], "phone": 49301234}, "not a usable address: email, phone"),
         ],
@@ -153,7 +154,7 @@ class TestReachable:
     def test_several_email_addresses_each_once(self) -> None:
         assert reachable({"email": ["a@b", "c@d", "a@b"]}) == ("email", ("a@b", "c@d"))
 
-    @pytest.mark.parametrize("email", [["a@b", "nobody"], ["a@b", 5], [], ["a@b"] * 51])
+    @pytest.mark.parametrize("email", [["a@b", "nobody"], ["a@b", 5], []])
     def test_several_of_which_one_cannot_be_sent_to(self, email: object) -> None:
         assert isinstance(reachable({"email": email}), str)
 
@@ -184,6 +185,13 @@ class TestReachable:
     )
     def test_no_email_address(self, email: str) -> None:
         assert reachable({"email": email}) == "not a usable address: email"
+
+    def test_a_message_to_too_many_is_not_taken_for_one_to_nobody(self) -> None:
+        """Fifty-one good addresses completed as skipped: not a usable address."""
+        several = [f"a{n}@example.org" for n in range(RECIPIENTS_LIMIT + 1)]
+        assert reachable({"email": several[1:]}) == ("email", tuple(several[1:]))
+        with pytest.raises(Fail, match=r"^email: 51 addresses; expected at most 50$"):
+            reachable({"email": several, "phone": "112"})
 
     @pytest.mark.parametrize(
         "phone", ["1", "12", "+", "abc", "1" * 21, "++123", "123;456", "123\n", "\uff11\uff12\uff13"]

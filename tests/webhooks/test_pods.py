@@ -20,10 +20,12 @@ AT_ONCE: dict[str, Any] = {"retry": {"backoff": "fixed", "base": "1ms"}}
 
 async def test_every_try_has_the_same_id_and_the_history_tells_each_answer(fleet: Fleet) -> None:
     await fleet.pod(*processors(settings()))
+    armed: dict[str, Any] = {"traceparent": f"00-{'4b' * 16}-{'00f0' * 4}-01", **AT_ONCE}
     async with receiving(web.Response(status=500, text="try\nlater"), web.Response(text="thanks")) as receiver:
-        await fleet.client.create("webhook", "a", delay=0, payload={"url": receiver.url, "body": {}}, **AT_ONCE)
+        await fleet.client.create("webhook", "a", delay=0, payload={"url": receiver.url, "body": {}}, **armed)
         timer = await fleet.completed("a", "webhook")
     first, second = receiver.received
+    assert first.headers["traceparent"] == second.headers["traceparent"] == armed["traceparent"]
     assert first.headers["webhook-id"] == second.headers["webhook-id"]
     assert [first.headers["Timers-Attempt"], second.headers["Timers-Attempt"]] == ["1", "2"]
     assert int(first.headers["Timers-Token"]) < int(second.headers["Timers-Token"])
