@@ -32,6 +32,7 @@ def test_every_field_of_the_api_can_be_given(timers: CommandLine) -> None:
 
 def test_a_cron_and_a_ladder_need_no_due_time(timers: CommandLine) -> None:
     assert created(timers, "--repeat", "0 9 * * MON-FRI")["repeat"]["cron"] == "0 9 * * MON-FRI"
+    assert created(timers, "--repeat", "@daily", "--if-exists", "replace")["repeat"]["cron"] == "@daily"
     assert created(timers, "--retry", "5s,1m", "--if-exists", "replace")["retry"]["backoff"] == ["5s", "1m"]
 
 

@@ -50,10 +50,11 @@ At = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Due at 202
 
 Payload = Annotated[str | None, typer.Option(metavar="JSON", help="Data for the processor.")]
 Repeat = Annotated[
-    str | None, typer.Option(metavar="1d|CRON|JSON", help="An interval, '0 9 * * MON-FRI', or the API's JSON.")
+    str | None,
+    typer.Option(metavar="1d|CRON|JSON", help="An interval, '0 9 * * MON-FRI' or @daily, or the API's JSON."),
 ]
 Retry = Annotated[
-    str | None, typer.Option(metavar="N|5s,1m,…|JSON", help="Most attempts, a list of waits, or the API's JSON.")
+    str | None, typer.Option(metavar="N|5s,1m,…|JSON", help="Maximum of attempts, a list of waits, or the API's JSON.")
 ]
 Metadata = Annotated[Texts, typer.Option(metavar="NAME=VALUE", help="Repeatable.")]
 
@@ -238,12 +239,16 @@ def _fields(
     given = {
         **more,
         "payload": None if payload is None else decode_text(payload, "payload"),
-        "repeat": _json_or(repeat, "repeat", lambda text: {"cron" if " " in text.strip() else "every": text}),
+        "repeat": _json_or(repeat, "repeat", lambda text: {"cron" if _is_cron(text.strip()) else "every": text}),
         "retry": _json_or(retry, "retry", _retry),
         "tags": tags,
         "metadata": None if metadata is None else dict(map(_pair, metadata)),
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _is_cron(text: str) -> bool:
+    return " " in text or text.startswith("@")
 
 
 def _retry(text: str) -> Any:
