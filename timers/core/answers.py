@@ -57,9 +57,11 @@ class HistoryAnswer(TypedDict):
 class TimerAnswer(TypedDict):
     """A timer as it was when it was read. `version` is its ETag. `token` only grows, over the whole life of a prefix
     and id. `history` is newest first; its last entry is the creation, or says how many older ones were dropped.
-    `result` is what the newest run that completed returned, null if nothing. The answer to a create that
-    armed it has the `durability` that was reached in time, if one was asked for or the service has a ledger; and
-    `armed` false while only the ledger has the timer."""
+    `result` is what the newest run that completed returned, null if nothing. `last_error` is the last failed attempt:
+    `type` (the exception's class, or `Timeout`, `Lost` or `CorruptRecord`), `reason`, `detail` (the traceback), `where`
+    (the line of the processor's code), `at`, `since` (when the first of the failures in a row was) and `attempt`. The
+    answer to a create that armed it has the `durability` that was reached in time, if one was asked for or the service
+    has a ledger; and `armed` false while only the ledger has the timer."""
 
     prefix: Prefix
     id: Id
@@ -170,7 +172,7 @@ class ByStatus(TypedDict):
 
 
 class Lateness(TypedDict):
-    """The time from due to start, in milliseconds, over the last minutes; null if nothing started."""
+    """The time from due to start, in milliseconds, over the last five minutes; null if nothing started."""
 
     p50: Count | None
     p99: Count | None

@@ -1,0 +1,67 @@
+"""`docs/reference.md` names the limits, defaults and words of a timer's fields as they are in the code."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from timers.client.actions import REPLAY_LIMIT
+from timers.core import shapes
+from timers.core.cron import CRON_FORMS
+from timers.core.durations import NAMED_INTERVALS
+from timers.core.policies import RetryPolicy
+from timers.core.spec import NewTimer
+from timers.setting_values import HOOKS_LIMIT, MAX_SHARDS
+
+DOCS: Final = Path(__file__).parents[2] / "docs"
+NAMES, VALUES = shapes.METADATA["propertyNames"], shapes.METADATA["additionalProperties"]
+
+
+def page(name: str = "reference") -> str:
+    return " ".join((DOCS / f"{name}.md").read_text("utf-8").split())
+
+
+def section(name: str) -> str:
+    return page().partition(f"## {name} ")[2].partition(" ## ")[0]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"up to {shapes.TAGS['maxItems']} strings of at most {shapes.TAG['maxLength']} characters",
+        f"up to {shapes.METADATA['maxProperties']} pairs of strings, names of at most {NAMES['maxLength']}",
+        f"and values of at most {VALUES['maxLength']} characters",
+        f"a ladder of up to {shapes.LADDER_LIMIT} steps",
+        f"the number of shards, at most {MAX_SHARDS:,}",
+        f"comma-separated, at most {HOOKS_LIMIT}: [calls when timers change](hooks.md)",
+        f"comma-separated, at most {HOOKS_LIMIT}: [whom to tell](hooks.md#alarms)",
+    ],
+)
+def test_the_reference_has_the_limit(said: str) -> None:
+    assert said in page()
+
+
+def test_operations_has_the_limit_of_a_replay() -> None:
+    assert f"at most {REPLAY_LIMIT:,} in one window" in page("operations")
+
+
+@pytest.mark.parametrize("name", [*NAMED_INTERVALS, *re.findall(r"@(?!midnight|annually)\w+", CRON_FORMS)])
+def test_the_section_on_repeats_has_the_name(name: str) -> None:
+    assert f"`{name}`" in section("Repeat")
+
+
+def test_the_section_on_retries_shows_the_defaults() -> None:
+    shown: Any = json.loads(re.findall(r"`({.+?})`", section("Retry"))[0])
+    assert RetryPolicy.parse(shown) == RetryPolicy()
+    assert "(at most 1,000)" in section("Retry")
+    with pytest.raises(ValueError, match="1000"):
+        RetryPolicy.parse({"max_attempts": 1001})
+
+
+@pytest.mark.parametrize("day", ["L", "MON#2", "5L"])
+def test_a_day_that_the_section_on_repeats_names_is_accepted(day: str) -> None:
+    cron = f"0 9 {day} * *" if day == "L" else f"0 9 * * {day}"
+    assert NewTimer.parse({"prefix": "log", "repeat": {"cron": cron}}).repeat
+    assert f"`{day}`" in section("Repeat")
