@@ -1,5 +1,7 @@
-"""`docs/reference.md` names the limits, defaults and words of a timer's fields as they are in the code."""
+"""`docs/reference.md` names the limits, defaults and words of a timer's fields as they are in the code, and
+`processors/README.md` the options of a processor and the parts of its context."""
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 
+from timers import Context, processor
 from timers.client.actions import REPLAY_LIMIT
 from timers.core import shapes
 from timers.core.cron import CRON_FORMS
@@ -16,6 +19,7 @@ from timers.core.spec import NewTimer
 from timers.setting_values import HOOKS_LIMIT, MAX_SHARDS
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
+TABLE: Final = r"\| (option|`context\.`) \| \w+ \|\n((?:\|.*\n)+)"
 NAMES, VALUES = shapes.METADATA["propertyNames"], shapes.METADATA["additionalProperties"]
 
 
@@ -65,3 +69,10 @@ def test_a_day_that_the_section_on_repeats_names_is_accepted(day: str) -> None:
     cron = f"0 9 {day} * *" if day == "L" else f"0 9 * * {day}"
     assert NewTimer.parse({"prefix": "log", "repeat": {"cron": cron}}).repeat
     assert f"`{day}`" in section("Repeat")
+
+
+def test_the_page_of_the_processors_has_every_option_and_every_part_of_the_context() -> None:
+    text = (DOCS.parent / "processors" / "README.md").read_text("utf-8")
+    tables = {head: re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE) for head, rows in re.findall(TABLE, text)}
+    assert tables["option"] == list(inspect.signature(processor).parameters)[1:]
+    assert tables["`context.`"] == list(Context._fields)
