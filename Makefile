@@ -27,7 +27,7 @@ test: setup
 drills: setup
 	$(BIN)/python -m pytest $(PYTEST_SPREAD) -m drill
 
-# Cheapest first. CI runs this and nothing else.
+# Cheapest first. CI runs it on each Python and server, the drills once, and then `dist`.
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -109,7 +109,7 @@ def refill() -> None:
 @db.command("detach")
 def leave() -> None:
     """Stop recording changes for a ledger, after removing TIMERS_LEDGER_URL from all pods. Exits with 1 while a live
-    pod has it: that would begin anew a moment later."""
+    pod has the setting, because that pod would start to record again."""
 
     async def act(client: TimerClient, store: Store) -> None:
         if using := [pod.pod for pod in await client.pods() if pod.has_ledger]:

@@ -164,22 +164,26 @@ def import_all(
     *,
     if_exists: Annotated[
         IfExists,
-        typer.Option(help="If there is a timer of that name: newer keeps the one that was created or changed later."),
+        typer.Option(
+            help="If the timer exists: the one created or changed later stays, the existing one, or the export's."
+        ),
     ] = "newer",
-    rebase: Annotated[bool, typer.Option("--rebase", help="Move all due times by the age of the export.")] = False,
+    rebase: Annotated[
+        bool, typer.Option("--rebase", help="Move all due times by the age of the export at the start of the import.")
+    ] = False,
     rebase_at: Annotated[
         str | None,
         typer.Option(
             "--rebase-at",
             metavar="TIME",
-            help="By its age at that time: to repeat an import with --rebase, which says the time.",
+            help="As --rebase, by its age at TIME: to repeat an interrupted --rebase, which has said TIME.",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what it would do.")] = False,
     output: Output = "table",
 ) -> None:
-    """Put the timers of an export into this db. Repeat it after an interruption: what is there stays. Exit with 1 if a
-    line is bad or the export was cut."""
+    """Put the timers of an export into this db. Repeat it after an interruption: what it has imported stays. Exit with
+    1 if a line is bad or the export was cut."""
     told_ms = None if rebase_at is None else parse_time(rebase_at, "--rebase-at")
 
     async def put(client: TimerClient, store: Store) -> Import:

@@ -158,14 +158,18 @@ def create(
     repeat: Repeat = None,
     retry: Retry = None,
     missed: Annotated[
-        str | None, typer.Option(metavar="fire|skip|latest|all|JSON", help="What to do if it cannot run in time.")
+        str | None,
+        typer.Option(metavar="fire|skip|latest|all|JSON", help="If it could not start in time; default fire."),
     ] = None,
     timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="How long a run may take.")] = None,
     tag: Annotated[Texts, typer.Option(metavar="TAG", help="Repeatable.")] = None,
     metadata: Metadata = None,
-    if_exists: Annotated[str | None, typer.Option(metavar="error|replace|keep", help="If the timer exists.")] = None,
+    if_exists: Annotated[
+        str | None, typer.Option(metavar="error|replace|keep", help="If the timer exists; default error.")
+    ] = None,
     durability: Annotated[
-        str | None, typer.Option(metavar="fast|fsync|replicated|ledger", help="What to wait for.")
+        str | None,
+        typer.Option(metavar="fast|fsync|replicated|ledger", help="What to wait for; default TIMERS_DURABILITY."),
     ] = None,
     batch: Annotated[
         str | None, typer.Option(metavar="FILE|-", help="Arm all timers in a file: the API's JSON, or one per line.")

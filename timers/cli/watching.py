@@ -53,7 +53,7 @@ app = typer.Typer()
 @app.command()
 def watch(
     prefix: Annotated[str | None, prefix_option("Only timers of this prefix.")] = None,
-    output: Annotated[Format | None, typer.Option("-o", "--output")] = None,
+    output: Annotated[Format | None, typer.Option("-o", "--output", help="Print changes in this format.")] = None,
 ) -> None:
     """Show a live view on a terminal: q quits, p pauses. If the output is not a terminal, or with -o, print a line or a
     JSON object for each change until Ctrl-C."""
