@@ -213,6 +213,9 @@ def anchors_of(document: Path) -> set[str]:
         ROOT / "examples" / "README.md",
         ROOT / "processors" / "README.md",
         ROOT / "timers" / "ARCHITECTURE.md",
+        ROOT / "timers" / "store" / "PROTOCOL.md",
+        ROOT / "docker" / "README.md",
+        *(ROOT / "tests").glob("**/README.md"),
     ],
     ids=lambda document: str(document.relative_to(ROOT)),
 )
@@ -224,3 +227,15 @@ def test_every_link_leads_somewhere(document: Path) -> None:
         path = document.parent / target if target else document
         assert path.exists(), found[0]
         assert not anchor or anchor in anchors_of(path), found[0]
+
+
+LINES: Final = re.findall(r"^pytest .+?(?=  )", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_lines_in_contributing_run_tests(line: str) -> None:
+    """One chose tests by a word that none of them has."""
+    paths = [ROOT / word for word in line.split() if word.startswith("tests/")]
+    word = line.partition(" -k ")[2]
+    assert paths
+    assert all(path.is_dir() or re.search(rf"def test_\w*{word}", path.read_text("utf-8")) for path in paths)
