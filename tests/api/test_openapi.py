@@ -14,6 +14,7 @@ from timers.access import Right
 from timers.api.answer import PROBLEMS, TYPE_ROOT
 from timers.api.openapi import document
 from timers.api.operations import OPERATIONS
+from timers.core.shapes import Durability
 from timers.core.spec import NewTimer
 from timers.dashboard import PAGES
 
@@ -45,6 +46,20 @@ async def test_every_route_is_in_the_document_and_every_call_of_it_has_a_route(a
 async def test_a_misspelt_parameter_is_ignored_or_refused_as_the_document_says(api: Api, path: str) -> None:
     """`/docs` and `/openapi.json` refused it without saying so in the document."""
     assert (await api.call("GET", f"{path}?misspelt=1")).status in (200, 422)
+
+
+def test_words_that_do_not_explain_themselves_are_explained() -> None:
+    parts = document()["components"]["schemas"]
+    new = parts["NewTimer"]["properties"]
+    for words, said in (
+        (parts["Delivery"]["enum"], parts["Delivery"]["description"]),
+        (parts["RedisState"]["enum"], parts["RedisState"]["description"]),
+        (parts["MissedPolicy"]["enum"], parts["Missed"]["description"]),
+        (get_args(Durability), new["durability"]["description"]),
+        (new["if_exists"]["enum"], new["if_exists"]["description"]),
+        (["unhandled"], parts["Status"]["description"]),
+    ):
+        assert [word for word in words if f"`{word}`" not in said] == []
 
 
 def test_no_two_calls_share_a_name() -> None:

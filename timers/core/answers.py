@@ -17,8 +17,28 @@ Instant = Annotated[
 Count = Annotated[int, Field(ge=0)]
 HttpStatus = Annotated[int, Field(ge=200, le=599)]
 StatusName = Annotated[str, WithJsonSchema(shapes.STATUS)]
-Delivery = Annotated[str, WithJsonSchema(choice("Delivery", *get_args(shapes.Delivery)))]
-RedisState = Annotated[str, WithJsonSchema(choice("RedisState", *get_args(shapes.RedisState)))]
+Delivery = Annotated[
+    str,
+    WithJsonSchema(
+        choice(
+            "Delivery",
+            *get_args(shapes.Delivery),
+            said="how Redis's notifications arrive: `ok`; `late`, after more than half a second; `deaf`, not at all, "
+            "so that only the sweep finds timers",
+        )
+    ),
+]
+RedisState = Annotated[
+    str,
+    WithJsonSchema(
+        choice(
+            "RedisState",
+            *get_args(shapes.RedisState),
+            said="`ok`; `full`, at its `maxmemory`; `partly away`, some primaries of a cluster do not answer; `away`, "
+            "so that only new timers are taken, for the ledger",
+        )
+    ),
+]
 Prefix = Annotated[str, WithJsonSchema(shapes.PREFIX)]
 Id = Annotated[str, WithJsonSchema(shapes.ID)]
 PodName = Annotated[str, Field(examples=["worker-1"])]
@@ -207,8 +227,8 @@ them are lost."""
 
 
 class StatsAnswer(TypedDict):
-    """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed. `losses`
-    are those that nobody has acknowledged yet."""
+    """The state of the whole service. `overdue_ms` is how long the oldest due timer that may run has waited to be
+    claimed, `notifications` is that of the worst pod. `losses` are those that nobody has acknowledged yet."""
 
     by_status: ByStatus
     by_prefix: Annotated[dict[str, ByStatus], Field(examples=[{}])]

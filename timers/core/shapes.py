@@ -28,6 +28,12 @@ FOR_REPEATS: Final = ("latest", "all")
 Durability = Literal["fast", "fsync", "replicated", "ledger"]
 """What a create waits for: only Redis, its disk, its replicas, or the ledger."""
 
+DURABILITY_SAID: Final = (
+    "what the answer waits for: `fast`, Redis; `fsync`, its disk; `replicated`, its replicas; `ledger`, the SQL "
+    "database; that of TIMERS_DURABILITY by default"
+)
+IF_EXISTS_SAID: Final = "if the timer exists: `error` answers 409, `replace` replaces it, `keep` answers with it"
+
 Delivery = Literal["ok", "late", "deaf"]
 """Whether notifications arrive at a pod: in time, late, or not at all. The worst is last."""
 
@@ -46,9 +52,9 @@ def named(name: str, schema: Schema) -> Schema:
     return {"x-name": name, **schema}
 
 
-def choice(name: str, *values: str) -> Schema:
-    """A component whose value is one of these words."""
-    return named(name, {"type": "string", "enum": [*values]})
+def choice(name: str, *values: str, said: str = "") -> Schema:
+    """A component whose value is one of these words, and what is said of them."""
+    return named(name, {"type": "string", "enum": [*values], **({"description": said} if said else {})})
 
 
 def reference(name: str) -> Schema:
@@ -61,7 +67,11 @@ def _text(kind: str, description: str, *examples: str, **more: Any) -> Schema:
     return {"type": "string", "format": kind, "description": description, **shown, **more}
 
 
-STATUS: Final = choice("Status", *(status for status in get_args(StatusName) if status != "retrying"))
+STATUS: Final = choice(
+    "Status",
+    *(status for status in get_args(StatusName) if status != "retrying"),
+    said="`unhandled`: it was due, and no live pod served its prefix for a minute",
+)
 _LISTED: Final = choice("ListedStatus", *get_args(StatusName))
 STATUSES: Final[Schema] = {
     "anyOf": [_LISTED, {"type": "array", "minItems": 1, "items": _LISTED}],
@@ -157,7 +167,9 @@ MISSED: Final[Schema] = {
     "x-name": "Missed",
     "anyOf": [choice("MissedPolicy", *get_args(MissedRule)), _GRACE],
     "examples": ["fire"],
-    "description": "what to do if the timer could not run in time; `latest` and `all` only for repeats",
+    "description": "what to do if the timer could not start within a second: `fire` it, `skip` it, or fire it if it is "
+    "not later than `grace`; for repeats also `latest`, one run for all that were missed, which `fire` means there, "
+    "and `all`, each of them, at most 1,000",
 }
 TAG: Final = named("Tag", _text("timer-tag", "printable characters", minLength=1, maxLength=64))
 TAGS: Final[Schema] = {"type": "array", "maxItems": 16, "items": TAG, "examples": [["vip"]]}

@@ -152,7 +152,7 @@ class PutTimer(Spec):
 
     missed: MissedInput = "fire"
     timeout: Timeout | None = None
-    durability: shapes.Durability | None = None
+    durability: Annotated[shapes.Durability | None, Field(description=shapes.DURABILITY_SAID)] = None
 
     @classmethod
     def _contradictions(cls, given: Mapping[str, Any]) -> list[FieldError]:
@@ -184,7 +184,7 @@ class NewTimer(PutTimer):
 
     prefix: CallersPrefix
     id: Id | None = None
-    if_exists: shapes.IfExists = "error"
+    if_exists: Annotated[shapes.IfExists, Field(description=shapes.IF_EXISTS_SAID)] = "error"
 
 
 def _plans_itself(given: Mapping[str, Any]) -> bool:
