@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from timers import Context, processor
+from timers.cli import COMMANDS
 from timers.client.actions import REPLAY_LIMIT
 from timers.core import shapes
 from timers.core.cron import CRON_FORMS
@@ -76,3 +77,9 @@ def test_the_page_of_the_processors_has_every_option_and_every_part_of_the_conte
     tables = {head: re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE) for head, rows in re.findall(TABLE, text)}
     assert tables["option"] == list(inspect.signature(processor).parameters)[1:]
     assert tables["`context.`"] == list(Context._fields)
+
+
+def test_the_reference_lists_the_commands_as_the_help_does() -> None:
+    text = (DOCS / "reference.md").read_text("utf-8").partition("## Command line")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| `timers ([\w-]+)` \| (.+) \|$", text, re.MULTILINE)
+    assert listed == [row for commands in COMMANDS.values() for row in commands.items()]
