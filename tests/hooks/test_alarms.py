@@ -13,7 +13,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from tests.engine.fleet import Calls, Fleet, Pod, until
-from tests.hooks.test_hooks import SECRET, all_calls_made, dead
+from tests.hooks.test_hooks import SECRET, all_calls_made, dead, on_the_page
 from tests.messages.mailbox import mailbox
 from tests.waiting import eventually
 from tests.webhooks.receivers import Received, receiving, settings
@@ -92,6 +92,8 @@ async def test_a_thousand_failures_on_two_pods_are_one_alarm_and_one_end(fleet: 
     first = began["data"]["newest"][0]
     assert first["note"] == "gave up after Fail: no such user"
     assert first["url"] == f"https://timers.example/ui/timers/note/{first['id']}"
+    shown = on_the_page(1)["data"]
+    assert [set(began["data"]), set(first)] == [set(shown), set(shown["newest"][0])]
 
     async def forgotten() -> bool:
         return not await fleet.redis.exists(f"{keys.ALARMS_ROOT}failed")

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,8 +28,14 @@ from timers.store.membership import Membership
 from timers_processors.hooks import SOON_SECONDS, in_turn, processors
 from timers_processors.webhook import processors as webhook_processors
 
+PAGE = Path(__file__).parents[2] / "docs" / "hooks.md"
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OTHER_SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
+
+
+def on_the_page(number: int) -> Any:
+    """The body of a hook (0) or an alarm (1) that the page shows."""
+    return json.loads(re.findall(r"```json\n(.+?)```", PAGE.read_text("utf-8"), re.DOTALL)[number])
 
 
 async def pod_of(fleet: Fleet, given: Settings, *calls: Calls, **options: Any) -> Pod:
@@ -85,6 +92,12 @@ async def test_every_event_of_a_life_is_called_in_order_and_signed(fleet: Fleet)
     retried = bodies[2]["data"]
     assert (retried["prefix"], retried["id"], retried["status"]) == ("note", "a", "scheduled")
     assert retried["last_error"]["reason"] == "not yet"
+    shown = on_the_page(0)
+    assert [set(bodies[2]), set(retried), set(retried["last_error"])] == [
+        set(shown),
+        set(shown["data"]),
+        set(shown["data"]["last_error"]),
+    ], "as on the page"
     assert retried["metadata"] == {"order": "7"}
     assert retried["url"] == "https://timers.example/ui/timers/note/a"
     assert not any("payload" in body["data"] or "secret" in str(body) for body in bodies)
