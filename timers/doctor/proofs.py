@@ -258,7 +258,10 @@ def _words(command: str) -> Iterator[str]:
 def flags(current: str | None, *, heard: bool, allowed: bool) -> Check:
     """Whether the server announces expired keys. `current` is None if it denies CONFIG; then only an event can prove
     it, for a user who is allowed to hear it."""
-    missing, means = missing_flags(current or ""), "pods are not told of due timers; the sweep finds them later"
+    missing, means = (
+        missing_flags(current or ""),
+        "pods hear of no due timer and are not ready; the sweep finds timers later",
+    )
     said = f"{FLAGS} is {current!r}"
     command = f"`redis-cli CONFIG SET {FLAGS} {shlex.quote((current or '') + missing)}`"
     if current is not None:
@@ -296,7 +299,7 @@ async def _delivery_of(store: Store, part: Part, wait_seconds: float) -> Check:
 
     channel = keys.expired_channel(store.connections.db).encode()
     listening = asyncio.create_task(subscribe(part.node, (channel,), take))
-    means = "only sweeps find timers, up to a second late"
+    means = "only sweeps find timers, up to a second late, and workers are not ready"
     try:
         async with asyncio.timeout(wait_seconds):
             await ready.wait()
