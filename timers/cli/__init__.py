@@ -52,7 +52,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "keys": "Manage API keys.",
     },
     "ledger": {
-        "db": "The ledger's database: bring its tables up to date, show their state, fill it again, or leave it.",
+        "db": "The ledger's database: bring its tables up to date, show their state, fill them again, or detach Redis.",
         "rebuild": "Restore to Redis the timers that are missing or older there than in the ledger.",
     },
     "planning": {"plan": "Say how much a load needs: servers, memory, pods, connections; and what breaks first."},

@@ -46,7 +46,9 @@ def _check_roles(given: str | None) -> str | None:
 
 @app.command("dev")
 def run_dev(
-    reload: Annotated[bool, typer.Option("--reload", help="Restart when a processor's files change.")] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Restart when a Python file here or of a processor changes.")
+    ] = False,
 ) -> None:
     """Run everything in one process: API, worker and, if no Redis is configured, an embedded server."""
     settings = _settings(os.environ)
