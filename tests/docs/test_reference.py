@@ -4,6 +4,7 @@
 import inspect
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from timers.core.durations import NAMED_INTERVALS
 from timers.core.policies import RetryPolicy
 from timers.core.spec import NewTimer
 from timers.setting_values import HOOKS_LIMIT, MAX_SHARDS
+from timers.testing import LabRun, TimerLab, call
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 TABLE: Final = r"\| (option|`context\.`) \| \w+ \|\n((?:\|.*\n)+)"
@@ -83,3 +85,14 @@ def test_the_reference_lists_the_commands_as_the_help_does() -> None:
     text = (DOCS / "reference.md").read_text("utf-8").partition("## Command line")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `timers ([\w-]+)` \| (.+) \|$", text, re.MULTILINE)
     assert listed == [row for commands in COMMANDS.values() for row in commands.items()]
+
+
+def test_the_page_of_the_processors_has_what_a_test_sees_in_the_lab(timer_lab: TimerLab) -> None:
+    text = (DOCS.parent / "processors" / "README.md").read_text("utf-8").partition("### Test it")[2]
+    named = re.findall(r"^\| `(\w+)(?!\w|\.)", text, re.MULTILINE)
+    assert named == ["add", "timers", "advance", "now", "runs"]
+    assert all(hasattr(timer_lab, name) for name in named)
+    assert [each.name for each in fields(LabRun) if f"`{each.name}`" not in text] == []
+    used = re.findall(r"(\w+)=", text.partition("`call(")[2].partition(")`")[0])
+    assert used
+    assert set(used) < set(inspect.signature(call).parameters)
