@@ -21,6 +21,7 @@ from timers.settings import Settings, load_worker_settings
 from timers_processors.calling import ANYWHERE, Call, HttpClient, accepted
 from timers_processors.targets import Targets
 from timers_processors.transport import (
+    UNSUBSCRIBE,
     Channel,
     Message,
     Send,
@@ -86,8 +87,9 @@ TEMPLATE_LIMIT_CHARACTERS: Final = 256 * 1024
 SUBJECT_LIMIT_CHARACTERS: Final = 998
 """The longest line of a mail (RFC 5322). Folding 64 KiB would stand the event loop still for seconds."""
 
-UNSUBSCRIBE_LIMIT_CHARACTERS: Final = 1000
-"""Longer than any address in use. Looking for encoded words in 64 KiB could stand the event loop still for seconds."""
+UNSUBSCRIBE_LIMIT_CHARACTERS: Final = SUBJECT_LIMIT_CHARACTERS - len(f"{UNSUBSCRIBE}: <>")
+"""What fits into one line of a mail. Looking for encoded words in 64 KiB could stand the event loop still for
+seconds."""
 
 RECIPIENTS_LIMIT: Final = 50
 

@@ -10,7 +10,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from email.headerregistry import BaseHeader, HeaderRegistry, UnstructuredHeader
 from email.message import EmailMessage
+from email.policy import EmailPolicy, Policy
 from email.utils import formatdate, parseaddr
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -239,15 +241,31 @@ class SmtpTransport:
             self._idle.append((time.monotonic(), connection))
 
 
+UNSUBSCRIBE: Final = "List-Unsubscribe"
+
+
+class _Unfolded(UnstructuredHeader, BaseHeader):
+    """A header in one line. The email package would break a long address into encoded words (RFC 2047), which mail
+    programs read only in texts."""
+
+    def fold(self, *, policy: Policy) -> str:
+        return f"{self.name}: {self}{policy.linesep}"
+
+
+_HEADERS: Final = HeaderRegistry()
+_HEADERS.map_to_type(UNSUBSCRIBE, _Unfolded)
+_POLICY: Final = EmailPolicy(header_factory=_HEADERS)
+
+
 def as_mail(message: Message, mail_from: str) -> EmailMessage:
     """The message as it is sent. Every try of an occurrence has the same Message-ID, so that mailboxes show it once."""
-    mail = EmailMessage()
+    mail = EmailMessage(_POLICY)
     mail["From"], mail["To"], mail["Subject"] = mail_from, ", ".join(message.to), _undecodable(message.subject)
     mail["Date"] = formatdate(localtime=False, usegmt=True)
     mail["Message-ID"] = f"<{digest(message.idempotency_key)}@{parseaddr(mail_from)[1].rpartition('@')[2]}>"
     mail["Auto-Submitted"] = "auto-generated"
     if message.unsubscribe is not None:
-        mail["List-Unsubscribe"] = f"<{message.unsubscribe}>"
+        mail[UNSUBSCRIBE] = f"<{message.unsubscribe}>"
         if message.unsubscribe.startswith("https://"):
             mail["List-Unsubscribe-Post"] = "List-Unsubscribe=One-Click"
     mail.set_content(message.text)

@@ -20,6 +20,7 @@ class Mailbox:
     port: int = 0
     refusals: dict[str, str] = field(default_factory=dict)
     mails: list[EmailMessage] = field(default_factory=list)
+    as_sent: list[bytes] = field(default_factory=list)
     recipients: list[list[str]] = field(default_factory=list)
     connections: int = 0
     encrypted: list[bool] = field(default_factory=list)
@@ -38,7 +39,8 @@ class Mailbox:
     async def handle_DATA(self, _server: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802
         if "DATA" in self.refusals:
             return self.refusals["DATA"]
-        content = cast("bytes", envelope.content)
+        content = cast("bytes", envelope.original_content)
+        self.as_sent.append(content)
         self.mails.append(message_from_bytes(content, policy=policy.default))
         self.recipients.append(list(envelope.rcpt_tos))
         self.encrypted.append(session.ssl is not None)
@@ -53,6 +55,11 @@ class Mailbox:
         """The only mail that came."""
         (mail,) = self.mails
         return mail
+
+    def only_as_sent(self) -> bytes:
+        """The only mail that came, as the client sent it."""
+        (content,) = self.as_sent
+        return content
 
 
 class _Server(SMTP):
