@@ -121,6 +121,10 @@ class HttpClient:
                 raise Unanswered(f"no answer within {seconds:g} s") from None
             except (ClientError, OSError) as error:
                 raise Unanswered(_why(error)) from error
+            except ValueError:  # of the client, before it sends anything; its text shows some of the password
+                raise Fail(
+                    "url: its user and password cannot be sent, or the headers have an Authorization beside them"
+                ) from None
 
     async def _answer(self, call: Call, keep_bytes: int) -> HttpAnswer:
         session = self._sessions[call.url.scheme]

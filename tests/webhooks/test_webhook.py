@@ -55,6 +55,18 @@ class TestRequest:
         assert receiver.received[0].headers["Authorization"] == "Basic " + b64encode(b"ann:hidden").decode()
         assert "hidden" not in str(ended)
 
+    @pytest.mark.parametrize(
+        ("account", "headers"), [("ann:€", {}), ("a%3Ann:€", {}), ("ann:%E2%82%AC", {"authorization": "Bearer x"})]
+    )
+    async def test_an_account_that_cannot_be_sent_was_tried_for_a_day(self, account: str, headers: Any) -> None:
+        processor = hook()
+        async with receiving() as receiver, opened(processor) as state:
+            url = receiver.url.replace("//", f"//{account}@")
+            with pytest.raises(Fail, match=r"^url: its user and password cannot be sent") as caught:
+                await run(processor, asking({"url": url, "headers": headers}), state)
+        assert receiver.received == []
+        assert "€" not in str(caught.value)
+
     async def test_a_mapped_prefix_posts_the_payload_to_its_url(self) -> None:
         async with receiving() as receiver:
             given = settings(webhook_targets=f"partner={receiver.url}/in?x=1, other={receiver.url}/other")
