@@ -197,6 +197,8 @@ def check_url(url: str) -> None:
     split = urlsplit(url)
     if split.scheme not in ("https", "http") or not split.hostname or split.port == 0:
         raise ValueError(split.scheme)
+    if not split.netloc.isprintable() or {" ", "\\"}.intersection(split.netloc):
+        raise ValueError("the host")
 
 
 def check_alarm(target: str) -> None:

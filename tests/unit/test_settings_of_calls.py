@@ -32,6 +32,7 @@ def test_web_hook_targets_and_places_arrive_in_their_types() -> None:
     ("name", "value"),
     [
         *[("WEBHOOK_TARGETS", value) for value in ("https://e.org", "a=b", "A=https://e.org", "a=ftp://e.org", "a=")],
+        *[("WEBHOOK_TARGETS", f"a=https://e{char}.org") for char in (" ", "\\", "\u200b")],
         *[
             ("WEBHOOK_TARGETS", value)
             for value in ("a=https://e.org,a=https://f.org", "a=https://e.org:0", "timers.a=https://e.org")
