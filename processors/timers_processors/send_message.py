@@ -51,9 +51,11 @@ async def find_user(url: str, caller: HttpClient, user: str | int) -> Mapping[st
     answer = await caller.call(call, LOOKUP_SECONDS, USER_BYTES)
     if answer.status in _GONE:
         return None
-    accepted(call, answer, fails_on_4xx=False)
     try:
+        accepted(call, answer, fails_on_4xx=False)
         found = json.loads(answer.text)
+    except Fail as error:  # a redirect, such as to a page for signing in
+        raise Retry(str(error)) from None
     except ValueError:
         found = None
     if not isinstance(found, dict):

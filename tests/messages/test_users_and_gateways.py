@@ -73,7 +73,7 @@ class TestUser:
         result, _ = await looked_up(web.json_response(known), tmp_path, unless=["paid"])
         assert result == Done("skipped: the user is paid")
 
-    @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
+    @pytest.mark.parametrize("status", [302, 401, 403, 429, 500, 503])
     async def test_a_missing_endpoint_is_not_taken_for_a_missing_user(self, tmp_path: Path, status: int) -> None:
         with pytest.raises(Retry, match=f"answered {status}"):
             await looked_up(web.Response(status=status), tmp_path, email="old@example.org")
