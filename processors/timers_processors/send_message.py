@@ -328,7 +328,8 @@ def _value(field: str, name: str, values: Mapping[str, Any]) -> str:
 
 
 def bounded(what: str, pieces: Iterable[str], limit: int) -> str:
-    """The pieces together. Raises Fail if they are too long."""
+    """The pieces together, with `?` for half a character (a lone surrogate), which a user's data may have and nothing
+    could send. Raises Fail if they are too long."""
     parts: list[str] = []
     left = limit
     for piece in pieces:
@@ -336,4 +337,4 @@ def bounded(what: str, pieces: Iterable[str], limit: int) -> str:
         if left < 0:
             raise Fail(f"{what}: longer than {limit} characters once filled in")
         parts.append(piece)
-    return "".join(parts)
+    return "".join(parts).encode(errors="replace").decode()

@@ -42,6 +42,11 @@ class TestUser:
         assert [(got.method, got.path) for got in users.received] == [("GET", "/users/a%2Fb%3Fc?full=1")]
         assert (outbox(tmp_path)["to"], outbox(tmp_path)["text"]) == ("new@example.org", "Hello Ann")
 
+    async def test_half_a_character_in_a_users_name_kept_them_from_their_message(self, tmp_path: Path) -> None:
+        known = web.Response(text='{"email": "new@example.org", "name": "Ann \\ud83d"}')
+        await looked_up(known, tmp_path, subject="{name}", text="Hello {name}")
+        assert (outbox(tmp_path)["subject"], outbox(tmp_path)["text"]) == ("Ann ?", "Hello Ann ?")
+
     @pytest.mark.parametrize("status", [404, 410])
     async def test_a_user_who_has_left_is_skipped(self, tmp_path: Path, status: int) -> None:
         result, _ = await looked_up(web.Response(status=status), tmp_path, email="old@example.org")
