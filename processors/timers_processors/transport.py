@@ -307,4 +307,8 @@ def _ended(code: int, said: str) -> Fail | Retry:
 
 
 def _said(refused: dict[str, SMTPResponse]) -> str:
-    return "; ".join(f"{masked(to)} refused: {answer.code} {answer.message}" for to, answer in refused.items())
+    """Servers quote the address that they refuse."""
+    return "; ".join(
+        f"{masked(to)} refused: {answer.code} {answer.message.replace(to, masked(to))}"
+        for to, answer in refused.items()
+    )

@@ -299,9 +299,9 @@ class TestRefusal:
 
     async def test_permanently_refused_recipients_are_reported_and_the_others_get_the_mail(self) -> None:
         async with mailbox() as box:
-            box.refusals = {"bob@example.org": "550 no Bob"}
+            box.refusals = {"bob@example.org": "550 <bob@example.org>: no Bob"}
             result = await send(settings(box), {"email": ["ann@example.org", "bob@example.org"]})
-        assert result == Done("sent by email: b***@example.org refused: 550 no Bob")
+        assert result == Done("sent by email: b***@example.org refused: 550 <b***@example.org>: no Bob")
         assert box.recipients == [["ann@example.org"]]
 
     async def test_some_refused_for_now_are_tried_again_with_the_same_message_id(self) -> None:
