@@ -1,6 +1,7 @@
 """Owns how many calls a pod makes to each target, so that a slow or dead target holds up no other."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -49,13 +50,14 @@ class Target:
 class Targets:
     """The targets of one pod, by name. A call runs within a `turn`.
 
-    A target gets `at_once` calls at a time; `waiting` more may wait, each for at most `wait_seconds`. A call that finds
-    no room comes back within `longest_busy_seconds`. After `failures` unanswered calls in a row the target is left
-    alone for `pause_seconds`, then gets one call. If that is not answered either, the next pause is twice as long, up
-    to `longest_pause_seconds`."""
+    A target gets `at_once` calls at a time; `waiting` more may wait, each for at most `wait_seconds`. `in_all` bounds
+    these of all targets together. A call that finds no room comes back within `longest_busy_seconds`. After `failures`
+    unanswered calls in a row the target is left alone for `pause_seconds`, then gets one call. If that is not answered
+    either, the next pause is twice as long, up to `longest_pause_seconds`."""
 
     at_once: int = 20
     waiting: int = 80
+    in_all: float = math.inf
     wait_seconds: float = 1.0
     failures: int = 5
     pause_seconds: float = 10.0
@@ -64,16 +66,21 @@ class Targets:
     clock: Callable[[], float] = time.monotonic
     known: dict[str, Target] = field(default_factory=dict, init=False)
     """The targets that have calls or failures."""
+    together: Target = field(default_factory=Target, init=False)
+    """The calls to all of them."""
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncIterator[None]:
         """A call may be made within this context. Raises Retry if it may not: a snooze if the target has enough to do.
         Unanswered counts as a failure of the target and becomes a Retry; a call that succeeds clears the failures."""
+        if self.together.calls >= self.in_all:
+            raise self._busy("all targets", self.together)
         target = self._target(name)
         self._check_pause(name, target)
         if target.calls >= self.at_once + self.waiting:
             raise self._busy(name, target)
         target.calls += 1
+        self.together.calls += 1
         try:
             await self._wait_for_slot(name, target)
             started, pauses = self.clock(), target.pauses
@@ -89,6 +96,7 @@ class Targets:
                 target.average_seconds += _SMOOTHING * (self.clock() - started - target.average_seconds)
         finally:
             target.calls -= 1
+            self.together.calls -= 1
             self._forget(name, target)
 
     def _target(self, name: str) -> Target:

@@ -52,8 +52,10 @@ def processors(settings: Settings | None = None, opened: Lifespan[HttpClient] | 
 def connections(
     settings: Settings, targets: Targets | None = None, lookup: Lookup = socket.getaddrinfo
 ) -> Lifespan[HttpClient]:
-    """Opens a client that may call what the settings allow."""
-    return partial(HttpClient.opened, settings.webhook_allow, settings.webhook_deny, targets or Targets(), lookup)
+    """Opens a client that may call what the settings allow, and leaves half of the pod to other timers when its targets
+    hang."""
+    targets = targets or Targets(in_all=max(settings.concurrency // 2, 1))
+    return partial(HttpClient.opened, settings.webhook_allow, settings.webhook_deny, targets, lookup)
 
 
 def _processor(settings: Settings, opened: Lifespan[HttpClient], prefix: str, url: URL | None) -> Processor:

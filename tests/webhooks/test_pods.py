@@ -2,12 +2,13 @@
 
 import asyncio
 from pathlib import Path
+from socket import AF_INET, SOCK_STREAM
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from tests.engine.fleet import Fleet, notes, until
+from tests.engine.fleet import Calls, Fleet, notes, until
 from tests.webhooks.receivers import hang, receiving, settings, speaking
 from timers.errors import ConfigurationError
 from timers.processor import load
@@ -100,6 +101,27 @@ async def test_a_target_that_hangs_starves_no_other(fleet: Fleet) -> None:
         slow = [await fleet.client.get("webhook", f"slow-{number}") for number in range(40)]
         assert {timer.status for timer in slow} <= {"running", "scheduled"}
         assert not any(timer.failures for timer in slow)
+        pod.worker.shorten_drain()
+        await fleet.drain(pod)
+
+
+async def test_many_targets_that_hang_together_left_no_room_for_other_processors(fleet: Fleet) -> None:
+    """As when one receiver with a name for each customer hangs."""
+
+    def lookup(_host: str, port: int, *_: object) -> list[tuple[Any, ...]]:
+        return [(AF_INET, SOCK_STREAM, 0, "", ("127.0.0.1", port))]
+
+    given = settings(concurrency=10)
+    made = processors(given, connections(given, lookup=lookup))
+    async with speaking(hang) as hangs:
+        pod = await fleet.pod(Calls("other"), *made, concurrency=given.concurrency)
+        for number in range(20):
+            url = hangs.replace("127.0.0.1", f"shop-{number}.example")
+            await fleet.client.create("webhook", f"slow-{number}", delay=0, payload={"url": url})
+        await until(lambda: pod.worker.runner.executing >= 5, "the slow ones run")
+        await fleet.client.create("other", "a", delay=0)
+        await fleet.completed("a", "other")
+        assert not [timer async for timer in fleet.client.iterate(prefix="webhook") if timer.failures]
         pod.worker.shorten_drain()
         await fleet.drain(pod)
 

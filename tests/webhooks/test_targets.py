@@ -55,6 +55,17 @@ async def test_a_call_to_a_full_target_is_postponed_and_others_have_room(clock: 
     await call(targets)
 
 
+async def test_calls_to_all_targets_together_are_bounded(clock: Clock) -> None:
+    targets = Targets(in_all=2, clock=clock)
+    async with targets.turn("a"):
+        async with targets.turn("b"):
+            with pytest.raises(Retry, match="already makes as many calls to all targets") as busy:
+                await call(targets, "c")
+            assert 1.0 <= after(busy) <= 1.1
+            assert "c" not in targets.known
+        await call(targets, "c")
+
+
 async def test_a_slow_target_is_called_again_no_sooner_than_its_calls_take(clock: Clock) -> None:
     targets = Targets(at_once=1, waiting=0, clock=clock)
     for _ in range(50):
