@@ -276,26 +276,33 @@ def content(
     they come from the template with the name of the prefix, if there is one; else from the payload. What was looked up
     about the user overrides the payload's values."""
     name, values = payload.get("template"), {**payload, **found}
-    subject, text = render(payload, found)
     if templates is None and name is not None:
         raise Fail("template: TIMERS_TEMPLATES is not set")
     if templates is None or (name is None and "text" in payload):
-        return subject, text, None
+        return *render(payload, found), None
     filled = templates.beside(f"{prefix}.txt", values) if name is None else templates.text(name, values)
     if filled is None:
-        return subject, text, None
+        return *render(payload, found), None
     name = name or prefix
     own = None if "subject" in payload else templates.beside(f"{name}.subject.txt", values)
-    return subject if own is None else " ".join(own.split()), filled, templates.beside(f"{name}.html", values)
+    subject = _subject(payload, found) if own is None else " ".join(own.split())
+    return subject, filled, templates.beside(f"{name}.html", values)
 
 
 def render(payload: Mapping[str, Any], found: Mapping[str, Any] = MappingProxyType({})) -> tuple[str, str]:
     """The subject, in one line, and the text. Raises Fail, which names the field and the placeholder, if one cannot be
     filled."""
+    return _subject(payload, found), _own("text", DEFAULT_TEXT, payload, found)
+
+
+def _subject(payload: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    return " ".join(_own("subject", DEFAULT_SUBJECT, payload, found).split())
+
+
+def _own(field: str, default: str, payload: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     known = {**payload, **found}
     values = {**DEFAULT_VALUES, **{name: value for name, value in known.items() if value not in (None, "")}}
-    subject = fill("subject", payload.get("subject", DEFAULT_SUBJECT), values)
-    return " ".join(subject.split()), fill("text", payload.get("text", DEFAULT_TEXT), values)
+    return fill(field, payload.get(field, default), values)
 
 
 _PIECE = re.compile(r"[^{}]+|\{\{|\}\}|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}|[{}]")

@@ -35,6 +35,13 @@ def test_one_with_the_name_of_the_prefix_is_used_where_the_payload_has_no_text(t
     assert filled(tmp_path, {}, "send-message-y")[1].startswith("Hello there")
 
 
+def test_a_template_with_a_name_of_several_parts_failed_for_the_default_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Hello {{ name.first }}")
+    name = {"first": "Ann", "last": "Lee"}
+    assert filled(tmp_path, {"template": "a"}, name=name) == ("Welcome", "Hello Ann", None)
+    assert filled(tmp_path, {"name": name}, "a") == ("Welcome", "Hello Ann", None)
+
+
 def test_values_are_escaped_in_html_and_are_never_templates(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("{{ name }}")
     (tmp_path / "a.html").write_text("<b>{{ name }}</b>")
