@@ -25,6 +25,7 @@ from aiohttp import (
     ClientSession,
     ClientTimeout,
     DummyCookieJar,
+    ServerTimeoutError,
     StreamReader,
     TCPConnector,
 )
@@ -117,6 +118,8 @@ class HttpClient:
                 self._guards[call.url.scheme].check_literal(call.url.raw_host or "")
                 async with asyncio.timeout(seconds):
                     return await self._answer(call, keep_bytes)
+            except ServerTimeoutError:  # which is a TimeoutError and names the URL
+                raise Unanswered(f"no connection within {CONNECT_SECONDS:g} s") from None
             except TimeoutError:
                 raise Unanswered(f"no answer within {seconds:g} s") from None
             except (ClientError, OSError) as error:

@@ -1,6 +1,7 @@
 """Web hooks that get no answer, and those that are never called."""
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.unit.samples import a_timer, run
 from tests.webhooks.calling import asking, hook, outcome, result
 from tests.webhooks.receivers import hang, opened, receiving, settings, speaking
 from timers import Done, Fail, Retry
+from timers_processors import calling
 from timers_processors.calling import ANSWER_BYTES, RECEIVED_BYTES
 from timers_processors.targets import Targets
 
@@ -133,6 +135,18 @@ class TestNoAnswer:
         async with opened(processor) as state:
             with pytest.raises(Retry, match=r"127\.0\.0\.1:\d+: ClientConnectorError"):
                 await run(processor, asking({"url": receiver.url}), state)
+
+    async def test_a_receiver_that_takes_no_connection_was_said_to_have_been_given_longer(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(calling, "CONNECT_SECONDS", 0.1)
+        processor = hook()
+        async with opened(processor) as state:
+            with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+                place = full.getsockname()
+                with socket.create_connection(place):  # fills the backlog: the next one is not answered
+                    ended = await result(processor, asking({"url": f"http://127.0.0.1:{place[1]}"}), state)
+        assert str(ended).endswith(": no connection within 0.1 s")
 
     async def test_a_receiver_that_does_not_answer_is_left_alone_for_a_while(self) -> None:
         async with receiving() as gone:
