@@ -74,11 +74,11 @@ class Targets:
         """A call may be made within this context. Raises Retry if it may not: a snooze if the target has enough to do.
         Unanswered counts as a failure of the target and becomes a Retry; a call that succeeds clears the failures."""
         if self.together.calls >= self.in_all:
-            raise self._busy("all targets", self.together)
+            raise self._busy("all targets", self.together, self.in_all)
         target = self._target(name)
         self._check_pause(name, target)
         if target.calls >= self.at_once + self.waiting:
-            raise self._busy(name, target)
+            raise self._busy(name, target, self.at_once)
         target.calls += 1
         self.together.calls += 1
         try:
@@ -93,7 +93,8 @@ class Targets:
                 raise Retry(f"{name}: {error}") from error
             finally:
                 target.slots.release()
-                target.average_seconds += _SMOOTHING * (self.clock() - started - target.average_seconds)
+                for each in (target, self.together):
+                    each.average_seconds += _SMOOTHING * (self.clock() - started - each.average_seconds)
         finally:
             target.calls -= 1
             self.together.calls -= 1
@@ -114,11 +115,11 @@ class Targets:
             async with asyncio.timeout(self.wait_seconds):
                 await target.slots.acquire()
         except TimeoutError:
-            raise self._busy(name, target) from None
+            raise self._busy(name, target, self.at_once) from None
 
-    def _busy(self, name: str, target: Target) -> Retry:
+    def _busy(self, name: str, target: Target, at_once: float) -> Retry:
         """Calls without room come back one after the other, at the rate at which the target has taken calls so far."""
-        now, each = self.clock(), target.average_seconds / self.at_once
+        now, each = self.clock(), target.average_seconds / at_once
         target.free_at = max(target.free_at, now + self.wait_seconds) + each
         after = min(target.free_at - now, self.longest_busy_seconds)
         return Retry(f"this pod already makes as many calls to {name} as it may", after=after, snooze=True)

@@ -42,7 +42,7 @@ def processors(settings: Settings | None = None, opened: Lifespan[HttpClient] | 
     """`webhook`, whose payload names the URL, unless TIMERS_BUILTIN leaves it out, and one for each prefix that
     TIMERS_WEBHOOK_TARGETS maps to a URL. They share their connections."""
     settings = settings or load_worker_settings()
-    opened = opened or connections(settings)
+    opened = opened or connections(settings, Targets(in_all=most_at_once(settings)))
     if settings.builtin is None or WEBHOOK in settings.builtin:
         yield _processor(settings, opened, WEBHOOK, None)
     for prefix, url in settings.webhook_targets:
@@ -52,17 +52,22 @@ def processors(settings: Settings | None = None, opened: Lifespan[HttpClient] | 
 def connections(
     settings: Settings, targets: Targets | None = None, lookup: Lookup = socket.getaddrinfo
 ) -> Lifespan[HttpClient]:
-    """Opens a client that may call what the settings allow, and leaves half of the pod to other timers when its targets
-    hang."""
-    targets = targets or Targets(in_all=max(settings.concurrency // 2, 1))
-    return partial(HttpClient.opened, settings.webhook_allow, settings.webhook_deny, targets, lookup)
+    """Opens a client that may call what the settings allow."""
+    return partial(HttpClient.opened, settings.webhook_allow, settings.webhook_deny, targets or Targets(), lookup)
+
+
+def most_at_once(settings: Settings) -> int:
+    """How many calls a pod makes at once, to all targets together: half of what it runs, so that targets that hang
+    leave room for other timers."""
+    return max(settings.concurrency // 2, 1)
 
 
 def _processor(settings: Settings, opened: Lifespan[HttpClient], prefix: str, url: URL | None) -> Processor:
     """The processor of a prefix. With a URL, each timer's payload is posted there; without one, the payload says what
     to send."""
 
-    @processor(prefix, retry=RETRY, timeout=CALL_SECONDS + 5, lifespan=opened)
+    # The pod starts no more of one prefix; of several, `Targets` sends the rest back.
+    @processor(prefix, retry=RETRY, timeout=CALL_SECONDS + 5, lifespan=opened, pod_concurrency=most_at_once(settings))
     async def webhook(timer: Timer, context: Context[HttpClient]) -> Done:
         call = parse_payload(timer.payload) if url is None else Call("POST", url, *as_json(timer.payload))
         _refuse_types_of_hooks(call.body)
