@@ -44,10 +44,10 @@ async def test_the_ledger_goes_on_in_the_new_place(fleet: Fleet, target: Fleet, 
     mover = Mover(fleet.store, target.store, ("here", "there"), tell=list[str]().append, wait_seconds=0)
     copy = mover._copy_records
 
-    async def copy_beside_a_caller() -> None:
+    async def copy_beside_a_caller(servers: str) -> None:
         with pytest.raises(Moving):  # and not 202: who takes the timer from the ledger later is not known
             await client.create("note", "more", delay="1h")
-        await copy()
+        await copy(servers)
 
     mover._copy_records = copy_beside_a_caller  # type: ignore[method-assign]
     await mover.run()

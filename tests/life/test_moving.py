@@ -2,9 +2,11 @@
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,19 +15,23 @@ from structlog.testing import capture_logs
 
 from tests.conftest import SharedServers
 from tests.engine.fleet import Calls, Fleet, Held, Pod, until
+from tests.servers import start_server
 from tests.waiting import eventually
 from timers.client import TimerClient
 from timers.client.moving import Mover, abort
 from timers.core.model import Status, Timer
 from timers.embedded import Family
-from timers.errors import Moving, Refused
+from timers.errors import Moving, Refused, Unavailable
 from timers.processor import DISTRIBUTION
 from timers.store import keys, moving, upkeep
 from timers.store.callers import Callers
 from timers.store.identity import COPYING, LEAVING
 from timers.store.membership import VERSION, Membership
+from timers.store.store import Store
 
 HERE, THERE = "redis://here:6379/0", "redis://there:6379/0"
+LONG = "x" * 99
+"""Too long for a hash that the server keeps in one piece."""
 OURS: dict[str, Any] = {"settings": {VERSION: version(DISTRIBUTION)}}
 
 
@@ -364,8 +370,8 @@ async def test_a_difference_is_found(fleet: Fleet, target: Fleet) -> None:
     moves = mover(fleet, target)
     copy = moves._copy_records
 
-    async def spoil() -> None:
-        await copy()
+    async def spoil(servers: str) -> None:
+        await copy(servers)
         for part in moving.parts(target.store):
             await target.redis.hset(f"{keys.root(part[0])}rec:{bucket_of('note:x')}", "note:x", (await sample(fleet)))
 
@@ -382,6 +388,58 @@ async def test_a_difference_is_found(fleet: Fleet, target: Fleet) -> None:
 async def sample(fleet: Fleet) -> bytes:
     ((_, record),) = (await everything(fleet)).items()
     return record
+
+
+class Restarted:
+    """A fleet on a server of its own, which can be killed and started again."""
+
+    def __init__(self, family: Family, folder: Path) -> None:
+        self._family, self._folder = family, folder
+
+    async def begin(self) -> Fleet:
+        self._server = await start_server(self._family, self._folder)
+        return await Fleet.over(self._server.url)
+
+    async def again(self) -> None:
+        self._server.kill()
+        self._server = await start_server(self._family, self._folder)
+
+    async def end(self) -> None:
+        await self._server.stop()
+
+
+async def test_a_copy_goes_on_after_a_restart_of_the_source(
+    family: Family, tmp_path: Path, target: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has other cursors: what lay behind the old ones was left out."""
+    monkeypatch.setattr(moving, "PAGE", 40)
+    source, reach, carry, passes = Restarted(family, tmp_path), moving.reach, moving.carry, list[str]()
+    fleet = await source.begin()
+    for first in range(0, 20_000, 1000):
+        names = (f"{first + n}" for n in range(1000))
+        await fleet.client.batch([{"prefix": "note", "id": name, "delay": "1h", "payload": LONG} for name in names])
+
+    async def die(store: Store, part: moving.Part, place: moving.Place | None) -> None:
+        await reach(store, part, place)
+        if place is not None and place.cursor != "0":
+            raise Unavailable("it dies")
+
+    async def restart(*stores: Store) -> Counter[str]:
+        passes.append("carried")
+        if len(passes) == 1:
+            await source.again()
+        return await carry(*stores)
+
+    monkeypatch.setattr(moving, "reach", die)
+    with pytest.raises(Unavailable, match="it dies"):
+        await move(fleet, target)
+    await source.again()
+    monkeypatch.setattr(moving, "reach", reach)
+    monkeypatch.setattr(moving, "carry", restart)
+    assert (await move(fleet, target))["timers"] == 20_000
+    assert len(passes) == 2, "what a restart may have hidden is looked for again"
+    await fleet.close()
+    await source.end()
 
 
 @pytest.mark.one_server

@@ -170,10 +170,12 @@ class Mover:
         """Copy everything, and compare. The source stays closed if this fails: repeat the move, or abort it."""
         await moving.close(self._source, COPYING, self._to)
         await moving.close(self._target, ARRIVING, self._from)
-        async with self._step("copied"):
-            await self._copy_records()
-        async with self._step("carried the rest"):
-            self.carried = dict(await moving.carry(self._source, self._target))
+        servers = ""
+        while servers != (servers := await moving.servers(self._source, self._target)):
+            async with self._step("copied"):
+                await self._copy_records(servers)
+            async with self._step("carried the rest"):
+                self.carried = dict(await moving.carry(self._source, self._target))
         async with self._step("compared"):
             self.timers = await self._compared()
         self.lost_runs = sum(n for kind, n in self.timers.items() if kind.startswith("r "))
@@ -183,10 +185,10 @@ class Mover:
             raise Refused(f"{self._from} was reopened meanwhile, so nothing was moved; empty {self._to}")
         await moving.close(self._source, MOVED, self._to)
 
-    async def _copy_records(self) -> None:
-        reached = await moving.reached(self._target)
+    async def _copy_records(self, servers: str) -> None:
+        reached = await moving.reached(self._target, servers)
         parts = [part for part in moving.parts(self._source) if reached.get(part, part) is not None]
-        total, done = sum((await moving.counted(self._source)).values()), 0
+        total, done, self.unreadable = sum((await moving.counted(self._source)).values()), 0, 0
         began = told = time.monotonic()
 
         def count(number: int, every_seconds: float = TELL_SECONDS) -> None:

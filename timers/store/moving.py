@@ -6,6 +6,7 @@ A closed shard carries a stamp that nobody knows, so no script makes a timer the
 Both lie in the shard, so they hold for every pod and caller at once. The functions raise Unavailable.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import chain
@@ -14,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from timers.errors import Refused
 from timers.store import keys
 from timers.store.callers import Callers
-from timers.store.following import LEDGER
+from timers.store.following import LEDGER, stages
 from timers.store.identity import NO_FORMAT
 from timers.store.queries import paused
 from timers.store.restoring import put_declaration, read_declarations
@@ -34,6 +35,9 @@ PART: Final = 64
 """Buckets of a shard that are copied one after the other."""
 
 _BUCKETS: Final = 256
+
+_SERVERS: Final = b"servers"
+"""In REACHED, beside the parts: the `servers` of the copy."""
 
 Part = tuple[int, int]
 """A shard, and the first of PART buckets."""
@@ -145,9 +149,21 @@ async def counted(store: Store) -> Counter[str]:
     return numbers
 
 
-async def reached(store: Store) -> dict[Part, Place | None]:
-    """How far the copy into this db has come in each part that was begun; None where it is done."""
+async def servers(*stores: Store) -> str:
+    """Tells the processes that serve the shards of these dbs from any others, such as after a restart or a failover."""
+    found = [[stage.server for stage in (await stages(each, range(each.shards))).values()] for each in stores]
+    return hashlib.sha1(repr(found).encode(), usedforsecurity=False).hexdigest()
+
+
+async def reached(store: Store, by: str) -> dict[Part, Place | None]:
+    """How far the copy into this db has come in each part that was begun; None where it is done. Nothing if other
+    `servers` took part: the places are only good for one process, and another may have lost what was copied."""
     (kept,) = await read(store.connections.commands, lambda asked: asked.hgetall(keys.REACHED), {})
+    if kept.pop(_SERVERS, b"") != by.encode():
+        await forget_reached(store)
+        with reachable():
+            await store.connections.commands.hset(keys.REACHED, _SERVERS, by)
+        return {}
     places: dict[Part, Place | None] = {}
     for part, place in kept.items():
         shard, first = map(int, part.split(b"."))
