@@ -7,6 +7,7 @@ import shutil
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -157,6 +158,36 @@ async def test_a_server_that_does_not_answer_is_a_finding_too(
         assert (check["check"], check["level"], check["means"]) == ("server", "fail", "nothing is armed or run")
         assert said in check["said"]
         assert repair in check["repair"]
+
+
+async def test_a_server_that_is_loading_its_data(tmp_path: Path) -> None:
+    """It says meanwhile that it has no append-only file, and that is no finding."""
+    async with await start_server("redis", tmp_path) as server:
+        async with Redis.from_url(server.url) as redis:
+            await redis.mset({f"key-{number}": "value" for number in range(4000)})
+            await redis.bgrewriteaof()
+            await eventually(partial(_has_rewritten, redis), "the file has a key for each step")
+        await server.stop()
+        slowly = ("--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024")
+        starting = asyncio.create_task(start_server("redis", tmp_path, *slowly))
+        async with opened(server.url) as store:
+
+            async def look() -> Check | None:
+                try:
+                    await found(store, wait_seconds=0)
+                except Unavailable as error:
+                    (check,) = await unreachable(store, error)
+                    return check if "% so far" in check.said else None
+                raise AssertionError("it was examined")
+
+            assert "wait until the server has read its data" in ((await eventually(look, "it loads")).repair or "")
+            await store.connections.commands.config_set("key-load-delay", 0)
+        await (await starting).stop()
+
+
+async def _has_rewritten(redis: Redis) -> bool:
+    said = await redis.info("persistence")
+    return not said["aof_rewrite_in_progress"] and not said["aof_rewrite_scheduled"]
 
 
 @NEEDS_CLIENT

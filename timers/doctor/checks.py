@@ -61,11 +61,14 @@ class Check:
 
 
 async def server_facts(store: Store) -> Facts:
-    """What INFO says, and CLUSTER INFO of a node of a cluster. Raises Unavailable, and RedisRights if INFO is
-    denied."""
+    """What INFO says, and CLUSTER INFO of a node of a cluster. Raises Unavailable, also while the server loads its
+    data: it says then that it has no append-only file. Raises RedisRights if INFO is denied."""
     redis: Any = store.connections.commands
     with reachable():
         info: dict[str, Any] = await redis.info()
+        if info.get("loading"):
+            share = info.get("loading_loaded_perc", "?")
+            raise Unavailable(f"Redis is loading the dataset in memory, {share} % so far")
         try:
             return {**info, **(await redis.execute_command("CLUSTER INFO"))} if info.get("cluster_enabled") else info
         except ResponseError:  # denied
