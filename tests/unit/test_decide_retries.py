@@ -67,6 +67,13 @@ class TestFailed:
         again = retried._replace(progress=progress, due_ms=due_ms or retried.due_ms)
         assert after(again, Done(), START_MS + 4 * HOUR_MS).due_ms == timer.due_ms + DAY_MS
 
+    def test_a_count_that_has_been_reached_is_refused(self) -> None:
+        timer = armed({"delay": 0, "repeat": {"every": "1d"}})
+        second = claimed(timer, after(timer, Done()))
+        with pytest.raises(InvalidInput, match="at least 2, because occurrence 2"):
+            changed_progress(second, TimerChange.parse({"repeat": {"every": "1d", "count": 1}}), None)
+        assert changed_progress(second, TimerChange.parse({"repeat": {"every": "1d", "count": 2}}), None) is not None
+
     def test_the_error_says_since_when_every_try_has_failed(self) -> None:
         earlier = Progress(last_error={"type": "ValueError", "at": "2026-11-21T09:00:00.000Z", "since": "long ago"})
         again = after(

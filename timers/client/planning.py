@@ -90,6 +90,10 @@ def changed_progress(current: Timer, change: TimerChange, due_ms: int | None) ->
         return None
     first_ms = current.first_due_ms if due_ms is None else due_ms
     _require_before_end(repeat, first_ms)
+    number = current.progress.occurrences + 1
+    if is_another and repeat.count is not None and repeat.count < number:
+        rule = f"at least {number}, because occurrence {number} of the cycle is scheduled; cancel it to end the cycle"
+        raise InvalidInput.of("repeat.count", repeat.count, rule)
     started = start(first_ms)
     return replace(moved, slot_ms=started.slot_ms, anchor_ms=started.anchor_ms, step=0)
 
