@@ -303,8 +303,10 @@ class Settings(BaseModel):
 
     @property
     def fleet_wide(self) -> dict[str, str]:
-        """The settings that should be the same on all pods, by name, with the outbox if messages may go there."""
-        fields = ("lease_ms", "retention_ms", "retention_failed_ms", "edit_lock_ms", "adopt_every_ms")
+        """The settings that should be the same on all pods that use them, by name, with the outbox if messages may go
+        there."""
+        of_workers = ("lease_ms", "retention_failed_ms", "adopt_every_ms") if "worker" in self.roles else ()
+        fields = ("retention_ms", "edit_lock_ms", *of_workers)
         reported = {_setting_name(field): self.length(field) for field in fields}
         reported[_setting_name("ledger_url")] = "none" if self.ledger_url is None else "set"
         reported[_setting_name("durability")] = self.durability or ("fast" if self.ledger_url is None else "ledger")

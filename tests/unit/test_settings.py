@@ -150,6 +150,11 @@ def test_failed_timers_may_be_kept_for_ever_for_a_time_or_not_at_all() -> None:
     assert load().fleet_wide["TIMERS_RETENTION_FAILED"] == "forever"
 
 
+def test_a_pod_without_a_worker_does_not_tell_what_only_workers_use() -> None:
+    told = load_settings({"TIMERS_ROLES": "api"}, NO_FILE).fleet_wide
+    assert set(load().fleet_wide) - set(told) == {"TIMERS_LEASE", "TIMERS_RETENTION_FAILED", "TIMERS_ADOPT_EVERY"}
+
+
 @pytest.mark.parametrize(
     ("name", "value", "accepted"),
     [
