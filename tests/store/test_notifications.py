@@ -146,6 +146,7 @@ async def test_a_forged_event_claims_nothing_that_is_not_due(real: Store) -> Non
         (b"timers:canary:pod-1:x", ("canary", "pod-1", 0)),
         (b"reminder:a", ("bare", "reminder", "a")),
         (b"timers:{5}:lease:reminder", None),
+        (b"timers:{" + b"9" * 5000 + b"}:lease:reminder:a", None),
         (b"timers:{5}:bare:reminder:a", None),
         (b"timers:{5}:due:reminder", None),
         (b"timers:{5}:a", None),
@@ -176,6 +177,14 @@ def test_the_name_of_an_expired_key_is_parsed(key: bytes, meaning: object) -> No
 )
 def test_the_queue_of_a_trigger_key_is_parsed(name: bytes, queue: object) -> None:
     assert queue_of(name) == queue
+
+
+@pytest.mark.parametrize("words", [b"{0} " + b"9" * 5000, b"{%s} 1" % (b"9" * 5000), b"{%s} outbox" % (b"9" * 5000)])
+async def test_a_forged_wake_up_of_thousands_of_digits_broke_the_subscription(real: Store, words: bytes) -> None:
+    async with listening(real.connections) as (heard, _):
+        await real.connections.commands.publish(real.connections.wake, words)
+        await real.connections.commands.publish(real.connections.wake, b"{0} 7")
+        await heard.expect(("wake", 0, 7))
 
 
 async def test_triggers_that_expire_together_are_reported_together(real: Store) -> None:

@@ -90,8 +90,8 @@ is the server's just before it was asked for: its confirmation may be read much 
 Notification = tuple[Any, ...]
 
 _QUEUE = re.compile(rb"(?!timers:)([a-z0-9][a-z0-9_.-]{0,63}):\{(\d{1,9})")
-_LEASE = re.compile(rb"timers:\{(\d+)\}:lease:([a-z0-9][a-z0-9_.-]{0,63}):([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
-_WAKE = re.compile(rb"\{(\d+)\} (?:(\d+)|outbox)")
+_LEASE = re.compile(rb"timers:\{(\d{1,9})\}:lease:([a-z0-9][a-z0-9_.-]{0,63}):([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
+_WAKE = re.compile(rb"\{(\d{1,9})\} (?:(\d{1,15})|outbox)")
 _CHANGED: Final = b"{pods} changed"
 _CANARY: Final = keys.canary_key("").encode()
 _MS = re.compile(r"[0-9]{1,15}")
