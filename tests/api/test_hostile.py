@@ -2,9 +2,9 @@
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import pytest
@@ -20,6 +20,7 @@ from timers.api import auth as auth_module
 from timers.core.durations import MAX_MS
 from timers.embedded import EmbeddedServer
 from timers.settings import Settings
+from timers.store import alarms
 
 ALLOWED = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:@~+=-")
 PREFIX_ALLOWED = set("abcdefghijklmnopqrstuvwxyz0123456789_.-")
@@ -175,6 +176,64 @@ class Everything(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.text += repr(record.__dict__) + record.getMessage()
+
+
+SHARD: Final = "timers:{0}:"
+PODS: Final = "timers:{pods}:"
+LONG: Final = "9" * 5000
+AFTER_ALL_YEARS: Final = "9" * 15
+FORGED: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "a count of thousands of digits": (f"{SHARD}counts", {"s test": LONG}),
+    "a count that no float holds": (f"{SHARD}counts", {"s test": "9" * 4000, "f test": "9" * 4000}),
+    "a loss of too many timers": ("timers:meta", {"loss:shard:0": f"1 2 {LONG}"}),
+    "a loss in no year": ("timers:meta", {"loss:shard:0": f"1 {AFTER_ALL_YEARS} 3"}),
+    "a foreign number of shards in no year": ("timers:meta", {"foreign": f"{AFTER_ALL_YEARS} 7"}),
+    "a declaration in no year": (f"{PODS}declared", {"other": f"{AFTER_ALL_YEARS} pod"}),
+    "half a character of a pod": (f"{PODS}cards", {"forger": '{"settings": {"version": "\\ud800"}}'}),
+    "a pause of thousands of digits": (f"{SHARD}pauses", {"test": LONG}),
+}
+"""What another program with access to the db may write into a hash of ours: the key and the fields."""
+
+READS: Final = (
+    *("/v1/timers", "/v1/timers/test/one", "/v1/stats", "/v1/prefixes", "/v1/pods", "/metrics", "/readyz"),
+    *("/", "/ui/prefixes", "/ui/prefixes/test", "/ui/pods", "/ui/server", "/ui/timers", "/ui/timers/test/one"),
+    "/ui/failed",
+)
+
+
+@pytest.mark.parametrize("forged", FORGED)
+async def test_a_forged_number_in_redis_was_an_error_of_the_service(api: Api, redis: Redis, forged: str) -> None:
+    key, fields = FORGED[forged]
+    await api.create("one")
+    await redis.zadd(f"{PODS}seen", {"forger": await api.store.now_ms()})
+    for field, value in fields.items():
+        await redis.hset(key, field, value)
+    await redis.set(f"{PODS}version", "forged")
+    assert [path for path in READS if await status_of(api, path) not in (200, 503)] == []
+
+
+async def test_a_forged_slot_of_starts_was_an_error_of_the_dashboard(api: Api, redis: Redis) -> None:
+    slot = await api.store.now_ms() // 60_000
+    await redis.hset("timers:{fired}:hour", str(slot % 60), f"{slot} -5:3 {LONG[:4000]}:1")
+    assert await status_of(api, "/") == 200
+
+
+async def test_an_alarm_in_no_year_stopped_all_alarms(api: Api, redis: Redis) -> None:
+    for name, value in {"since": AFTER_ALL_YEARS, "noted": "1", "count": "1"}.items():
+        await redis.hset("timers:{alarms}:failed", name, value)
+    assert await alarms.active(api.store) == []
+
+
+async def test_a_name_in_an_index_that_is_no_text_was_an_error_of_the_dashboard(api: Api, redis: Redis) -> None:
+    await api.create("one")
+    await redis.hset(f"{SHARD}counts", "f test", 1)
+    await redis.zadd(f"{SHARD}finished:f:test", {b"\xff": 1})
+    assert await status_of(api, "/ui/failed") == 200
+
+
+async def status_of(api: Api, path: str) -> int:
+    async with api.session.get(api.server.url + path, headers={"Accept": "text/html"}) as response:
+        return response.status
 
 
 @pytest.fixture

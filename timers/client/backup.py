@@ -191,7 +191,7 @@ def _body(parts: RecordParts) -> dict[str, Any]:
 
 def _changed_ms(parts: RecordParts) -> int:
     at = parts.history[-1].partition(b" ")[0] if parts.history else b""
-    return int(at) if at.isdigit() else parts.created_ms
+    return int(at) if keys.is_number(at, keys.TIME_DIGITS) else parts.created_ms
 
 
 _SAID: Final = {

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from timers.core.durations import MAX_TIME_MS
+from timers.core.fields import decode
 from timers.store import keys
 from timers.store.scripts import Argument, grouped, reachable, read
 from timers.store.store import Store
@@ -104,7 +106,9 @@ def _lines(newest: Sequence[Mapping[str, Any]]) -> str:
 def _alarm(kind: str, what: str, fields: Mapping[str, str]) -> Alarm:
     since_ms, noted_ms, number, count = (int(fields.get(name, 0)) for name in ("since", "noted", "number", "count"))
     by_prefix = {name[3:]: int(n) for name, n in fields.items() if name.startswith("of ")}
-    newest = json.loads(fields.get("newest", "[]"))
+    newest = decode(fields.get("newest", "[]"))
     if not isinstance(newest, list) or not all(isinstance(one, dict) for one in newest):
         raise ValueError("the newest are not a list of objects")
+    if not (0 <= since_ms <= MAX_TIME_MS and 0 <= noted_ms <= MAX_TIME_MS):
+        raise ValueError("a time that is none")
     return Alarm(kind, what, number, since_ms, noted_ms, count, by_prefix, newest)

@@ -143,7 +143,7 @@ async def server_of(store: Store) -> tuple[str, int | None]:
         about, said = await asked.execute(raise_on_error=False)
         if isinstance(about, Exception):
             raise about
-    is_known = said is None or (isinstance(said, bytes) and said.isdigit())
+    is_known = said is None or (isinstance(said, bytes) and keys.is_number(said))
     return str(about["run_id"]), int(said or 0) if is_known else None
 
 
@@ -253,7 +253,9 @@ async def totals(store: Store, shard: int) -> Totals:
         *[0] * (BUCKETS + 1),
         shards=[shard],
     )
-    by_status = [(field[:1], int(number)) for field, number in counts.items() if number.lstrip(b"-").isdigit()]
+    by_status = [
+        (field[:1], int(number)) for field, number in counts.items() if keys.is_number(number.removeprefix(b"-"))
+    ]
     live = sum(number for status, number in by_status if status in (b"s", b"r"))
     return Totals(sum(records), sum(number for _, number in by_status), live, noted)
 
@@ -289,7 +291,7 @@ async def read_marks(store: Store) -> AsyncIterator[tuple[int, Marks]]:
         cursors = {shard: cursor for shard, (cursor, _) in found.items() if cursor}
         for shard, (_, marks) in found.items():
             if marks:
-                yield shard, {keys.text(row): int(at) for row, at in marks.items() if at.isdigit()}
+                yield shard, {keys.text(row): int(at) for row, at in marks.items() if keys.is_number(at)}
 
 
 async def drop_marks(store: Store, shard: int, rows: list[str]) -> None:

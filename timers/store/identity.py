@@ -58,11 +58,12 @@ ARRIVING: Final = "arriving"
 NO_FORMAT: Final = 99
 """What `format` says while the service is moved: no version reads it."""
 
-_RAISED: Final = re.compile(r"([0-9]{1,15}) ([0-9]{1,2})(?: (.*))?", re.DOTALL)
-_FOREIGN: Final = re.compile(r"([0-9]{1,15}) (.*)", re.DOTALL)
-_LOSS: Final = re.compile(r"loss:(?:shard:([0-9]+)|db:\w+) ([0-9]{1,15}) ([0-9]{1,15}) ([0-9]+)")
-_MOVE: Final = re.compile(r"(\w+) ([0-9]{1,15}) ([0-9]{1,2}) (\S+) (\S+)")
+_RAISED: Final = re.compile(r"([0-9]{1,13}) ([0-9]{1,2})(?: (.*))?", re.DOTALL)
+_FOREIGN: Final = re.compile(r"([0-9]{1,13}) (.*)", re.DOTALL)
+_LOSS: Final = re.compile(r"loss:(?:shard:([0-9]{1,9})|db:\w+) ([0-9]{1,13}) ([0-9]{1,13}) ([0-9]{1,16})")
+_MOVE: Final = re.compile(r"(\w+) ([0-9]{1,13}) ([0-9]{1,2}) (\S+) (\S+)")
 _FORMAT: Final = re.compile(rb"(\d\d?) ")
+_SHARDS: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def format_of(raw: bytes) -> int:
@@ -409,8 +410,10 @@ def _meta(flat: Sequence[bytes]) -> Meta | None:
         return None
     made_with, written = fields.get("founded", "").split(" "), fields.get("shards", "")
     shards = made_with[1] if len(made_with) == 2 and made_with[0] == fields["epoch"] else written
-    if not (shards.isascii() and shards.isdigit() and int(shards) > 0):
-        raise ConfigurationError(f"{keys.META} has {shards!r} as its number of shards; write the original number there")
+    if not _SHARDS.fullmatch(shards):
+        raise ConfigurationError(
+            f"{keys.META} has {shown(shards)} as its number of shards; write the original number there"
+        )
     before, raised_ms = form, 0
     if (raised := _RAISED.fullmatch(fields.get("raised", ""))) and 0 < int(raised[2]) < form:
         before, raised_ms = int(raised[2]), int(raised[1])
@@ -437,7 +440,7 @@ def _meta(flat: Sequence[bytes]) -> Meta | None:
 def _form(fields: Mapping[str, str]) -> int:
     """The newest format that records may have."""
     written = fields.get("format", "1")
-    if not (written.isascii() and written.isdigit() and 0 < int(written) < 100):
+    if not re.fullmatch(r"[1-9][0-9]?", written):
         raise ConfigurationError(f"{keys.META} has {shown(written)} as its record format; write the original there")
     if int(written) > READS:
         raised = _RAISED.fullmatch(fields.get("raised", ""))

@@ -46,9 +46,25 @@ def text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
+NUMBER_DIGITS: Final = 16
+TIME_DIGITS: Final = 13
+"""Our numbers stay below 2^53, and our times before 2201. What has more digits may be too long for `int`, a float or
+the calendar."""
+
+
+def is_number(kept: bytes, most_digits: int = NUMBER_DIGITS) -> bool:
+    """Whether this can be a number of ours, or with TIME_DIGITS a time."""
+    return kept.isdigit() and len(kept) <= most_digits
+
+
 def number(kept: bytes | None) -> int:
     """A count as it is kept. None, and what another program has made of one, is 0."""
-    return int(kept) if kept and kept.isdigit() else 0
+    return int(kept) if kept and is_number(kept) else 0
+
+
+def times(kept: bytes) -> tuple[int, ...]:
+    """The times in a text, epoch ms, without words that can be none."""
+    return tuple(int(word) for word in kept.split() if is_number(word, TIME_DIGITS))
 
 
 def identity_of(member: str) -> tuple[str, str]:

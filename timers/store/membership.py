@@ -16,12 +16,12 @@ from pydantic import Field, TypeAdapter
 
 from timers.core.answers import PodAnswer
 from timers.core.durations import format_time
-from timers.core.fields import is_prefix, owner
+from timers.core.fields import decode, is_prefix, owner
 from timers.core.shapes import Delivery
 from timers.store import keys
 from timers.store.identity import SILENT_SECONDS
 from timers.store.scripts import Argument, grouped, reachable, read
-from timers.store.starts import quantiles_ms
+from timers.store.starts import LARGEST_BUCKET, quantiles_ms
 from timers.store.store import Store
 
 FORGET_AFTER_MS: Final = SILENT_SECONDS * 1000
@@ -50,7 +50,7 @@ _VERSION: Final = f"{keys.PODS_ROOT}version"
 _DECLARED: Final = f"{keys.PODS_ROOT}declared"
 
 _Count = Annotated[int, Field(ge=0, le=2**53)]
-_Bucket = Annotated[int, Field(ge=0, le=1000)]
+_Bucket = Annotated[int, Field(ge=0, le=LARGEST_BUCKET)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +283,8 @@ def _part(pod: bytes, text: bytes) -> Member:
     """The content of one part of a sign. A part that cannot be read says only that."""
     name = pod.decode(errors="replace")
     try:
-        return _MEMBER.validate_python({**json.loads(text), "pod": name, "trouble": None})
-    except (ValueError, TypeError, RecursionError) as error:
+        return _MEMBER.validate_python({**decode(text), "pod": name, "trouble": None})
+    except (ValueError, TypeError) as error:
         return Member(name, trouble=f"its heartbeat cannot be read ({type(error).__name__})")
 
 
@@ -302,4 +302,6 @@ def _declarations(found: Mapping[bytes, bytes]) -> dict[str, Declaration]:
 
 def _declaration(text: str) -> Declaration:
     at_ms, _, pod = text.partition(" ")
-    return Declaration(int(at_ms) if at_ms.isascii() and at_ms.isdecimal() and len(at_ms) <= 15 else 0, pod)
+    return Declaration(
+        int(at_ms) if at_ms.isascii() and at_ms.isdecimal() and len(at_ms) <= keys.TIME_DIGITS else 0, pod
+    )

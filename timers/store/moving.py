@@ -145,7 +145,7 @@ async def counted(store: Store) -> Counter[str]:
     """How many timers there are by `<status letter> <prefix>`, as the db counts them."""
     numbers = Counter[str]()
     for (counts,) in await store.of_shards(lambda asked, root: asked.hgetall(f"{root}counts"), {}):
-        numbers.update({keys.text(name): int(n) for name, n in counts.items() if n.isdigit()})
+        numbers.update({keys.text(name): keys.number(n) for name, n in counts.items()})
     return numbers
 
 

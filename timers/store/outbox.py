@@ -46,7 +46,7 @@ async def ask(store: Store, mine: Collection[str], *, forget_ms: int) -> Asked:
     *_, said = await read(
         redis, lambda asked: (asked.hset(keys.HOOKS, mapping=named) if mine else asked).hgetall(keys.HOOKS), {}
     )
-    old = {line for line, at in said.items() if not at.isdigit() or now_ms - int(at) > forget_ms}
+    old = {line for line, at in said.items() if not keys.is_number(at) or now_ms - int(at) > forget_ms}
     lines = frozenset(map(keys.text, said.keys() - old)) | frozenset(mine)
     if old:
         with reachable():
@@ -93,9 +93,9 @@ async def drop(store: Store, shard: int, entries: Collection[Entry]) -> int:
     """Remove entries. Returns how many changes the outbox has refused since the last call, because it was full."""
     ids = [entry.id for entry in entries]
     ((_, unposted),) = await store.of_shards(
-        lambda asked, root: asked.xdel(f"{root}outbox", *ids).getdel(f"{root}unposted"), 0, b"0", shards=[shard]
+        lambda asked, root: asked.xdel(f"{root}outbox", *ids).getdel(f"{root}unposted"), 0, None, shards=[shard]
     )
-    return int(unposted or 0)
+    return keys.number(unposted)
 
 
 def prefixes_of(lines: Iterable[str]) -> set[str]:

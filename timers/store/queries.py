@@ -1,7 +1,6 @@
 """Owns reading a db as a whole: counts, the oldest overdue timer, and why timers fail. Changes nothing; raises
 Unavailable."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Container, Mapping, Sequence
@@ -10,7 +9,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from timers.core.durations import format_time
-from timers.core.fields import OWN_PREFIXES, is_own
+from timers.core.fields import OWN_PREFIXES, decode, is_own
 from timers.core.model import Status
 from timers.store import codec, keys, scripts
 from timers.store.cooperative import cooperatively
@@ -236,7 +235,7 @@ async def blocked_until(store: Store, prefix: str, shard: int) -> tuple[float | 
         *(None, None),
         shards=[shard],
     )
-    return blocked, [int(ms) for ms in (pause or b"").split() if ms.isdigit()]
+    return blocked, keys.times(pause or b"")
 
 
 ENDED: Final = (Status.COMPLETED, Status.FAILED, Status.UNHANDLED, Status.RETRYING)
@@ -301,7 +300,7 @@ async def endings(store: Store, prefix: str, status: Status, most: int) -> list[
     """The timers that ended this way, or began to fail, last: in a bounded number of bytes. Raises Unavailable."""
     asked: list[scripts.Argument] = [codec.LETTERS[status], prefix, "-inf", "+inf", "", "", most, PROGRESS_BYTES]
     found = [
-        Ending(timer_id.decode(), int(float(at)) if is_time(float(at)) else 0, _error(progress))
+        Ending(keys.text(timer_id), int(float(at)) if is_time(float(at)) else 0, _error(progress))
         for _, listed, _ in await store.run_everywhere("list", [*asked, "newest", "progress"])
         for timer_id, at, progress in scripts.grouped(listed, 3)
     ]
@@ -337,7 +336,7 @@ async def long_failing(store: Store, *, for_ms: int = FAILING_MS) -> dict[str, s
 def _error(progress: bytes | None) -> Mapping[str, Any]:
     """The last error in a record's progress; empty if it cannot be read."""
     try:
-        error = json.loads(progress or b"")["last_error"]
+        error = decode(progress or b"")["last_error"]
     except (ValueError, KeyError, TypeError):
         return {}
     return error if isinstance(error, dict) else {}

@@ -150,7 +150,7 @@ def ended_ms(parts: RecordParts) -> int:
     """When a finished timer ended, which an import does not change."""
     for entry in reversed(parts.history):
         at, *_, said = entry.split(b" ", 6)
-        if said.partition(b" ")[0].decode() not in (IMPORTED, RESTORED) and at.isdigit():
+        if said.partition(b" ")[0].decode() not in (IMPORTED, RESTORED) and keys.is_number(at, keys.TIME_DIGITS):
             return min(int(at), codec.LATEST_MS - 1)
     return parts.created_ms
 
@@ -176,7 +176,7 @@ async def _last_pauses(store: Store) -> Mapping[str, tuple[int, ...]]:
     found = await store.of_shards(lambda asked, root: asked.hgetall(f"{root}pauses"), {})
     last: dict[str, tuple[int, ...]] = {}
     for prefix, text in chain.from_iterable(pauses.items() for (pauses,) in found):
-        times = tuple(int(ms) for ms in text.split() if ms.isdigit())
+        times = keys.times(text)
         last[keys.text(prefix)] = max(last.get(keys.text(prefix), ()), times)
     return {prefix: times for prefix, times in last.items() if times}
 

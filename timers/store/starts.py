@@ -114,16 +114,20 @@ def _slots(now_ms: int, slots: int, width_ms: int, values: Sequence[bytes]) -> R
 def _parsed(value: bytes) -> tuple[int, dict[int, int]] | None:
     try:
         number, *pairs = value.decode().split()
-        counts = (pair.split(":") for pair in pairs)
-        return int(number), {int(bucket): int(n) for bucket, n in counts}
+        slot, counts = int(number), {int(bucket): int(n) for bucket, n in (pair.split(":") for pair in pairs)}
     except ValueError:
         return None
+    are_ours = all(0 <= bucket <= LARGEST_BUCKET and 0 <= n < 2**53 for bucket, n in counts.items())
+    return (slot, counts) if are_ours else None
 
 
 def total(ring: Ring) -> Counter[int]:
     """The sum of the slots."""
     return sum(map(Counter, ring.values()), Counter[int]())
 
+
+LARGEST_BUCKET: Final = 1000
+"""Far above the bucket of ten years."""
 
 STEPS_PER_OCTAVE: Final = 4
 """Resolution of the lateness histogram: each doubling has four equal steps, so a bucket is at most 25 % wide."""
