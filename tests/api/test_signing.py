@@ -16,6 +16,7 @@ from standardwebhooks.webhooks import WebhookVerificationError
 
 from tests.api.conftest import done
 from tests.api.harness import Api, Reply, running_api
+from tests.api.keyed import new_key
 from tests.servers import start_server
 from tests.waiting import eventually
 from timers.api.operations import OPERATIONS
@@ -242,3 +243,16 @@ async def test_large_bodies_without_a_key_are_held_up_to_the_same_budget(server:
         for _ in range(3):  # what was freed can be used again
             reply = await api.call("POST", "/v1/timers/batch", {"timers": wishes[:2]})
             assert reply.status == 200
+
+
+@pytest.mark.parametrize("page", ["sign-in", "sign-out"])
+async def test_anybody_could_fill_the_memory_with_forms_that_need_no_key(
+    server: EmbeddedServer, redis: Redis, page: str
+) -> None:
+    """4,096 strangers who sent 256 KiB each to sign out, slowly, took a gigabyte."""
+    await redis.ping()
+    _, kept = new_key()
+    async with running_api(server.url, [done], keys=kept.entry, unverified_bytes=100_000) as api:
+        form, origin = b"to=" + b"x" * 200_000, {"Origin": api.server.url}
+        async with api.session.post(f"{api.server.url}/ui/{page}", data=form, headers=origin) as response:
+            assert response.status == 503

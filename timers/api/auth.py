@@ -214,7 +214,8 @@ class Auth:
         if request.match_info.http_exception is not None or (operation is not None and operation.right is None):
             if operation is not None and operation.id == "getReadiness":
                 request[_CALLER] = await self._reader(request, operation)
-            return await handler(request)
+            with self._unverified.reading(request):
+                return await handler(request)
         if operation is None:
             raise Denied("this path is not a call, so no key opens it")
         try:
