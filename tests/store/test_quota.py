@@ -92,6 +92,17 @@ async def test_the_places_of_a_caller_that_died_are_free_again(store: Store) -> 
     assert await codes(client_over(store), quota, timer("a", "1")) == ["created"]
 
 
+@pytest.mark.parametrize("foreign", ["foreign", "9" * 5000, "-inf", "1.5"])
+async def test_a_foreign_value_among_the_bookings_kept_callers_with_a_quota_out(store: Store, foreign: str) -> None:
+    redis: Any = store.connections.commands
+    await redis.set(f"{keys.ACCESS_ROOT}booked", foreign)
+    await redis.zadd(f"{keys.ACCESS_ROOT}bookings", {foreign: "+inf"})
+    assert await codes(client_over(store), Quota(1, ("a",), 100), timer("a", "1"), timer("a", "2")) == [
+        "created",
+        "TooManyPending",
+    ]
+
+
 async def test_a_booking_of_other_prefixes_takes_no_place(store: Store) -> None:
     await store.run("book", keys.ACCESS_ROOT, ["", 60_000, 5, "b* c"])
     assert await codes(client_over(store), Quota(1, ("a",), 100), timer("a", "1")) == ["created"]

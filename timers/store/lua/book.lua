@@ -6,7 +6,10 @@ local booking, lasts_ms, places, prefixes = unpack(ARGV, 2)
 local bookings = root .. 'bookings'
 call('ZREMRANGEBYSCORE', bookings, '-inf', now_text)
 if booking == '' then
-  booking = call('INCRBY', root .. 'booked', 1) .. ' ' .. places .. ' ' .. prefixes
+  local newest = tonumber(call('GET', root .. 'booked'))
+  local number = text(newest and newest > 0 and newest < 2 ^ 53 and newest + 1 or 1)   -- what is no number begins anew
+  call('SET', root .. 'booked', number)
+  booking = number .. ' ' .. places .. ' ' .. prefixes
   call('ZADD', bookings, text(now + lasts_ms), booking)
   call('PEXPIRE', bookings, lasts_ms)
 end
@@ -31,6 +34,6 @@ end
 local own, ahead = tonumber(string.match(booking, '^%d+')), 0
 for _, other in ipairs(call('ZRANGE', bookings, 0, -1)) do
   local number, booked, patterns = string.match(other, '^(%d+) (%d+) (.*)$')
-  if tonumber(number) < own and overlaps(patterns) then ahead = ahead + booked end
+  if number and tonumber(number) < own and overlaps(patterns) then ahead = ahead + booked end
 end
 return {now_text, booking, ahead}
