@@ -74,6 +74,20 @@ async def all_calls_made(fleet: Fleet) -> None:
     await eventually(look, "all calls are made")
 
 
+@pytest.mark.parametrize("line", ["arcfux * ", "arcfux * a\nb", "arcfux * note"])
+async def test_what_another_program_put_among_the_hooks_stopped_all_calls(fleet: Fleet, line: str) -> None:
+    """Without a prefix the calls could not be armed. With one of ordinary timers each call led to three more."""
+    note = Calls()
+    await fleet.redis.hset(keys.HOOKS, line, 2**52)
+    async with receiving() as receiver:
+        await pod_of(fleet, settings(hooks=f"completed@note={receiver.url}"), note)
+        await fleet.client.create("note", "a", delay=0)
+        await until(lambda: receiver.received, "the end of the timer is told")
+        await all_calls_made(fleet)
+    assert note.ids == ["a"]
+    await fleet.redis.delete(keys.HOOKS, f"{keys.root(0)}hooks")
+
+
 async def test_every_event_of_a_life_is_called_in_order_and_signed(fleet: Fleet) -> None:
     async def once_failing(timer: Timer, _context: Context) -> None:
         if timer.attempt == 1:

@@ -54,6 +54,11 @@ def test_a_bad_setting_of_web_hooks_is_named_without_its_secrets(name: str, valu
         assert line.startswith(f"TIMERS_{name}: the given value is not accepted")
 
 
+@pytest.mark.parametrize("prefix", ["", "note", "timers", "timers.canary", "timers.hook-1\n", "timers.hook-A"])
+def test_what_another_program_says_to_be_a_hook_is_none(prefix: str) -> None:
+    assert Hook.parse(f"arcfux * {prefix}") is None
+
+
 def test_hooks_say_which_events_of_which_timers_they_are_about_and_whom_to_call() -> None:
     settings = load(
         HOOKS="failed+armed@send-*=https://e.org/x?a=b@c, all+payload@*=http://i:80, started@a=https://e.org/x?a=b@c"

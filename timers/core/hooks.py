@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from timers.core.durations import format_time
-from timers.core.fields import OWN_PREFIXES, check_prefixes, covers
+from timers.core.fields import OWN_PREFIXES, check_prefixes, covers, is_prefix
 from timers.core.model import IMPORTED, RESTORED, HistoryEntry, Status, Timer
 
 EVENTS: Final[Mapping[str, str]] = MappingProxyType(
@@ -74,9 +74,10 @@ class Hook(NamedTuple):
 
     @classmethod
     def parse(cls, line: str) -> "Hook | None":
-        """From its text in Redis; None for any other text."""
+        """From its text in Redis; None for any other text. No hook hears of timers that make calls; if another program
+        named other timers, each call would lead to more calls."""
         match line.split(" "):
-            case [letters, pattern, prefix, *rest] if set(letters) <= set(NAMES):
+            case [letters, pattern, prefix, *rest] if set(letters) <= set(NAMES) and _makes_calls(prefix):
                 return cls(letters, pattern, prefix, rest == ["payload"])
         return None
 
@@ -89,6 +90,10 @@ class Hook(NamedTuple):
 
     def covers(self, prefix: str) -> bool:
         return covers(self.pattern, prefix)
+
+
+def _makes_calls(prefix: str) -> bool:
+    return is_prefix(prefix) and prefix.startswith((CALLS, f"{ALARM}-"))
 
 
 def prefix_of(kind: str, target: str) -> str:
