@@ -101,6 +101,8 @@ async def test_a_whole_character_in_two_escapes_and_a_huge_number_are_kept(api: 
         {"Content-Type": "application/x-www-form-urlencoded"},
         {"Content-Type": "application/json; charset=latin-1"},
         {"Content-Type": "application/merge-patch+json"},
+        {"Content-Type": "application/json;x=" + "(" * 8000},
+        {"Content-Type": "application/json" + ';x="' * 1900},
     ],
 )
 async def test_other_types_are_refused(api: Api, headers: dict[str, str]) -> None:
