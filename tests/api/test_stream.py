@@ -125,6 +125,16 @@ async def test_a_forged_change_with_an_impossible_time_ends_no_stream(api: Api, 
         assert (await next_event(response))[1]["id"] == "true"
 
 
+async def test_a_forged_change_of_what_is_no_timer_reached_the_terminal_of_whoever_watches(
+    api: Api, redis: Redis
+) -> None:
+    async with listening(api) as response:
+        for member in ("te\x1b[31mst:forged", "test:for\x1b[2Jged", "test", ":forged", ""):
+            await redis.publish("timers:events:0", f"{member}\ns\n1\n0\n0\n0\n-\ncreated ")
+        await api.create("true")
+        assert (await next_event(response))[1]["id"] == "true"
+
+
 @pytest.mark.one_server
 async def test_many_streams_cost_one_subscription_and_none_when_they_are_gone(api: Api, redis: Redis) -> None:
     channel = f"timers:events:{api.store.connections.db}"

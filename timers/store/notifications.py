@@ -222,7 +222,7 @@ def _change(data: bytes, epoch: str) -> Change | None:
         member, letter, version, attempt, due, at, processor, said = data.decode().split("\n", 7)
         prefix, _, timer_id = member.partition(":")
         cause, _, text = said.partition(" ")
-        if not (is_time(int(due)) and is_time(int(at))):
+        if not (keys.BARE.fullmatch(member.encode()) and is_time(int(due)) and is_time(int(at))):
             return None
         return Change(
             prefix,
