@@ -14,7 +14,9 @@ from sqlalchemy import Connection, text
 
 from tests import postgres
 from tests.engine.fleet import until
+from tests.waiting import DEADLINE_SECONDS
 from timers.errors import ConfigurationError, LedgerUnavailable
+from timers.ledger import arm
 from timers.ledger.database import Database
 from timers.ledger.effects import clean
 from timers.ledger.schema import VERSION_TABLE, metadata
@@ -93,6 +95,16 @@ async def test_an_upgrade_makes_a_table_again_that_somebody_has_dropped(database
         await clean(database)
     await database.upgrade()
     assert await differences(database) == []
+
+
+async def test_an_upgrade_with_nothing_to_do_waits_for_no_transaction_of_an_application() -> None:
+    """All other transactions that wrote rows waited behind it."""
+    database = Database(postgres.new_database())
+    await database.upgrade()
+    async with database.transaction() as application, asyncio.timeout(DEADLINE_SECONDS):
+        await arm(application, "test", "a", delay="1h")
+        await database.upgrade()
+    await database.close()
 
 
 async def test_all_tables_begin_with_timers(database: Database) -> None:

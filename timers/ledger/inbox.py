@@ -36,6 +36,9 @@ _TRIGGER: Final = (
     FOR EACH STATEMENT EXECUTE FUNCTION timers_inbox_notify()""",
 )
 _NO_TRIGGER: Final = ("DROP FUNCTION IF EXISTS timers_inbox_notify CASCADE",)
+_HAS_TRIGGER: Final = sa.text(
+    "SELECT 1 FROM pg_trigger WHERE tgrelid = 'timers_inbox'::regclass AND tgname = 'timers_inbox_notify'"
+)
 
 
 class Taken(NamedTuple):
@@ -121,8 +124,9 @@ async def present(connection: AsyncConnection, marks: Iterable[str]) -> set[str]
 
 
 def set_notify(connection: Connection, *, notify: bool) -> None:
-    """Let each statement that inserts rows notify the pods, or let none."""
-    if connection.dialect.name == "postgresql":
+    """Let each statement that inserts rows notify the pods, or let none. Only a change waits for the transactions that
+    have written rows, and others wait for it meanwhile."""
+    if connection.dialect.name == "postgresql" and notify != (connection.execute(_HAS_TRIGGER).first() is not None):
         for statement in _TRIGGER if notify else _NO_TRIGGER:
             connection.execute(sa.text(statement))
 
