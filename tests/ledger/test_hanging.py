@@ -8,13 +8,15 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from tests import postgres
 from tests.api.conftest import done
 from tests.api.harness import running_api
 from tests.engine.fleet import until
 from tests.engine.own import OwnServer
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
+from timers.errors import LedgerUnavailable
 from timers.ledger.database import CONNECTIONS, Database
 
 TIMER = {"prefix": "test", "delay": "1h"}
@@ -114,7 +116,7 @@ async def test_a_call_that_gets_no_answer_ends_and_the_next_one_works(
     await database.close()
 
 
-async def test_a_call_that_is_cancelled_does_not_ask_the_server_first(
+async def test_a_call_that_is_cancelled_ends_although_the_server_is_asked_in_vain(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("timers.ledger.database.END_SECONDS", 0.2)
@@ -125,7 +127,27 @@ async def test_a_call_that_is_cancelled_does_not_ask_the_server_first(
     await until(lambda: way.held > 0, "it waits")
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    assert way.opened == 1
+    assert way.opened == 2
     way.open.set()
+    await database.ping()
+    await database.close()
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_a_call_that_is_given_up_does_not_go_on_waiting_for_a_lock(
+    driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each left a connection of the server behind, until it accepted no others."""
+    database = Database(postgres.new_database(driver))
+    await database.upgrade()
+    async with database.transaction() as application:
+        await application.execute(text("LOCK TABLE timers_timers"))
+        with monkeypatch.context() as hurried:
+            hurried.setattr("timers.ledger.database.LONGEST_SECONDS", 0.2)
+            hurried.setattr("timers.ledger.database.END_SECONDS", DEADLINE_SECONDS)
+            with pytest.raises(LedgerUnavailable, match=r"no answer for 0\.2 s"):
+                await database.ping()
+        waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'timers_timers'::regclass")
+        assert await application.scalar(waiting) == 0
     await database.ping()
     await database.close()

@@ -292,8 +292,10 @@ async def do(where: Transacting, work: Work[T], *, writes: bool = True) -> T:
 
 
 async def _end(doing: asyncio.Task[Any], drivers: list[Any]) -> None:
-    """End a transaction that gets no answer. A driver that is cancelled would first ask the server to stop, and wait
-    for that too, so its connection is cut."""
+    """End a transaction that gets no answer. Its driver asks the server to stop: one that waits for a lock would not
+    notice that its connection is cut, and keep its place. If that gets no answer either, the connection is cut."""
+    doing.cancel()
+    await asyncio.wait({doing}, timeout=END_SECONDS)
     for driver in drivers if not doing.done() else ():
         if hasattr(driver, "terminate"):  # asyncpg
             driver.terminate()
