@@ -97,6 +97,18 @@ async def test_an_upgrade_makes_a_table_again_that_somebody_has_dropped(database
     assert await differences(database) == []
 
 
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_the_isolation_that_the_database_has_by_default_changes_nothing(driver: str) -> None:
+    """Pods that took rows of the inbox at once failed, and counted their database as away."""
+    database = Database(postgres.new_database(driver))
+    name, asked = database.engine.url.database, text("SHOW transaction_isolation")
+    async with database.transaction() as tx:
+        await tx.execute(text(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'"))
+    await database.engine.dispose()
+    assert await database.do(lambda tx: tx.scalar(asked)) == "read committed"
+    await database.close()
+
+
 async def test_an_upgrade_with_nothing_to_do_waits_for_no_transaction_of_an_application() -> None:
     """All other transactions that wrote rows waited behind it."""
     database = Database(postgres.new_database())

@@ -382,7 +382,10 @@ def _postgresql(url: URL) -> AsyncEngine:
     driver = url.get_driver_name()
     options = _UNPREPARED[driver]
     _check_options(url, _asyncpg_options() if driver == "asyncpg" else _psycopg_options())
-    return create_async_engine(url, connect_args=options, pool_size=CONNECTIONS, max_overflow=0)
+    # The statements are made for it. At another one, which the database may have as its default, they would fail
+    # wherever two processes write at once.
+    level = "READ COMMITTED"
+    return create_async_engine(url, connect_args=options, pool_size=CONNECTIONS, max_overflow=0, isolation_level=level)
 
 
 def _check_options(url: URL, known: Collection[str]) -> None:
