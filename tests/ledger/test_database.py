@@ -17,7 +17,7 @@ from tests.engine.fleet import until
 from tests.waiting import DEADLINE_SECONDS
 from timers.errors import ConfigurationError, LedgerUnavailable
 from timers.ledger import arm
-from timers.ledger.database import Database
+from timers.ledger.database import CONNECTIONS, Database
 from timers.ledger.effects import clean
 from timers.ledger.schema import VERSION_TABLE, metadata
 
@@ -302,4 +302,26 @@ async def test_a_file_that_was_removed_or_replaced_is_not_written_to(tmp_path: P
     with sqlite3.connect(path) as found:
         assert found.execute("SELECT count(*) FROM timers_facts").fetchone() == (1,)
     found.close()
+    await database.close()
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_a_connection_that_its_server_has_closed_meanwhile_fails_no_call(
+    driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart of the server, or its `idle_session_timeout`, the first call of each process failed. That some of
+    its commits may be gone is still noticed."""
+    monkeypatch.setattr("timers.ledger.database.REST_SECONDS", 0.0)
+    database = Database(postgres.new_database(driver))
+    await database.upgrade()
+    await asyncio.gather(*(database.ping() for _ in range(CONNECTIONS)))
+    other = Database(database.engine.url.render_as_string())
+    said = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+    async with other.transaction() as tx:
+        await tx.execute(text(f"{said} AND datname = current_database()"))
+    await other.close()
+    assert database.failures == 0
+    await asyncio.gather(*(database.ping() for _ in range(CONNECTIONS)))
+    assert database.failures > 0
+    assert database.trouble is None
     await database.close()

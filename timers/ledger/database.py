@@ -20,8 +20,9 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, Text, event, false, make_url, text, update
 from sqlalchemy.engine.interfaces import Dialect
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from timers.errors import ConfigurationError, LedgerUnavailable, shown
 from timers.ledger.facts import older
@@ -46,6 +47,9 @@ hour."""
 END_SECONDS: Final = 1.0
 """How long a transaction may take to end whose caller was cancelled, or whose connection was cut."""
 
+REST_SECONDS: Final = 1.0
+"""A connection that nobody has used for so long is tried before it is used: its server may have closed it since."""
+
 CONNECTIONS: Final = 8
 """The most connections of one process. Callers at the same time share transactions."""
 
@@ -54,6 +58,7 @@ SQLITE: Final = (3, 35)
 
 MAX_PORT: Final = 65_535
 
+_TRIED_AT: Final = "tried at"
 _MIGRATIONS: Final = Path(__file__).with_name("migrations")
 _ERRORS: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, sqlite3.Error, OSError, TimeoutError)
 _AWAY: Final = "the ledger is not available"
@@ -127,6 +132,9 @@ class Database:
         self.failures = 0
         """How often an access has failed: behind its URL there may be another server since, which lacks the last
         commits."""
+        if self.dialect == "postgresql":
+            event.listen(self.engine.sync_engine, "checkin", _rest)
+            event.listen(self.engine.sync_engine, "checkout", self._after_rest)
         self._failed: str | None = None
         self._has_no_room: str | None = None
         """Why the last look found that no row could be added. Other accesses do not tell that there is room again: most
@@ -137,6 +145,17 @@ class Database:
         """Why it is used for nothing but to look again: it was set back, and what was removed since would come back."""
         self._under_way: list[tuple[float, str | None]] = []
         """Since when, and the request for which, if it is for one."""
+
+    def _after_rest(self, driver: Any, record: ConnectionPoolEntry, _lent: object) -> None:
+        """Raises DisconnectionError, for which the pool opens another, for a connection that does not work any more."""
+        if time.monotonic() < record.info.get(_TRIED_AT, inf):
+            return
+        dialect = self.engine.dialect
+        try:
+            dialect.do_ping(driver)
+        except dialect.loaded_dbapi.Error as error:
+            self.failures += 1
+            raise DisconnectionError from error
 
     @property
     def trouble(self) -> str | None:
@@ -410,6 +429,10 @@ def _psycopg_options() -> Collection[str]:
     from psycopg.pq import Conninfo  # noqa: PLC0415 (not every ledger has this driver)
 
     return {option.keyword.decode() for option in Conninfo.get_defaults()}
+
+
+def _rest(_driver: object, record: ConnectionPoolEntry) -> None:
+    record.info[_TRIED_AT] = time.monotonic() + REST_SECONDS
 
 
 def _connect(dialect: Dialect, _record: object, given: Any, options: Any) -> Any:
