@@ -12,6 +12,7 @@ from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Visito
 from tests.store.acts import retrying
 from tests.waiting import eventually
 from timers.api.operations import Operation
+from timers.client import Armed
 from timers.core.model import Status
 from timers.dashboard import PAGES
 
@@ -33,6 +34,14 @@ def path_of(page: Operation, prefix: str) -> str:
     action = "pause" if "prefixes" in page.path else "cancel"
     path = page.path.format(prefix=prefix, id="one", action=action, key="nokey", name="x")
     return f"{path}?action=cancel&prefix={prefix}" if page.id == "GET /ui/bulk" else path
+
+
+def filled_in(page: str) -> dict[str, str]:
+    """What a browser sends of the form on a page if nobody changes it."""
+    form = page[page.index('<form class="card"') :]
+    areas = re.findall(r'<textarea[^>]* name="(\w+)"[^>]*>([^<]*)</textarea>', form)
+    inputs = re.findall(r'<input [^>]*name="(\w+)" value="([^"]*)"', form)
+    return {name: unescape(value).replace("\n", "\r\n") for name, value in (*areas, *inputs)}
 
 
 async def open_page(visitor: Visitor, page: Operation, prefix: str = "mine") -> int:
@@ -278,6 +287,19 @@ async def test_a_timer_is_armed_changed_and_duplicated_by_form(visitor: Visitor)
     assert (after.payload, after.tags, after.retry, after.due_ms) == ("new", [], None, made.due_ms)
     stale = await visitor.post("/ui/timers/test/one/edit", changed)
     assert (stale.status, "not the expected one" in stale.text) == (409, True)
+
+
+@pytest.mark.parametrize("given", [{"payload": {}}], ids=str)
+async def test_a_form_that_is_sent_as_it_came_changes_nothing(visitor: Visitor, given: "NewTimerFields") -> None:
+    (made,) = await visitor.api.client.batch([{"prefix": "test", "id": "one", "delay": "1h", **given}])
+    assert isinstance(made, Armed)
+    for came, to, made_id in (
+        ("/ui/timers/test/one/edit", "/ui/timers/test/one/edit", "one"),
+        ("/ui/new?from=test:one", "/ui/new", "copy"),
+    ):
+        form = filled_in((await visitor.get(came)).text)
+        assert (await visitor.post(to, {**form, "id": made_id})).status == 303
+        assert (await visitor.api.client.get("test", made_id)).spec == made.timer.spec
 
 
 @pytest.mark.parametrize(

@@ -159,8 +159,8 @@ def _identity(request: web.Request) -> tuple[str, str]:
 
 
 def _values(timer: Timer) -> dict[str, str]:
-    fields = timer.to_json()
-    given = {name: "" if fields[name] in (None, {}) else pretty(fields[name]) for name in _JSON_FIELDS}
+    fields: Mapping[str, Any] = {**timer.to_json(), "metadata": timer.metadata or None}
+    given = {name: "" if fields[name] is None else pretty(fields[name]) for name in _JSON_FIELDS}
     missed = fields["missed"] if isinstance(fields["missed"], str) else pretty(fields["missed"])
     rest = {"timeout": str(fields["timeout"] or ""), "missed": missed, "tags": ", ".join(timer.tags)}
     return {**given, **rest, "version": str(timer.version), "when": ""}
