@@ -289,7 +289,11 @@ async def test_a_timer_is_armed_changed_and_duplicated_by_form(visitor: Visitor)
     assert (stale.status, "not the expected one" in stale.text) == (409, True)
 
 
-@pytest.mark.parametrize("given", [{"payload": {}}], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [{"payload": {}}, {"tags": ["a", "b c"]}, {"tags": ["a,b", " c"]}, {"tags": ["[a]"]}, {"tags": ["{a"]}],
+    ids=str,
+)
 async def test_a_form_that_is_sent_as_it_came_changes_nothing(visitor: Visitor, given: "NewTimerFields") -> None:
     (made,) = await visitor.api.client.batch([{"prefix": "test", "id": "one", "delay": "1h", **given}])
     assert isinstance(made, Armed)

@@ -1,5 +1,6 @@
 """Owns the pages of one timer: its life, the actions on it, and the form that arms or changes one."""
 
+import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ OCCURRENCES: Final = 10
 NEW_FIELDS: Final = ("prefix", "id", "when", "payload", "repeat", "retry", "missed", "timeout", "tags", "metadata")
 CHANGED_FIELDS: Final = ("when", "payload", "repeat", "retry", "tags", "metadata")
 _JSON_FIELDS: Final = ("payload", "repeat", "retry", "metadata")
+_JSON_BEGINS: Final = ("{", "[")
 
 DONE: Final[Mapping[str, str]] = {
     "cancel": "Cancelled. It will not start.",
@@ -162,8 +164,16 @@ def _values(timer: Timer) -> dict[str, str]:
     fields: Mapping[str, Any] = {**timer.to_json(), "metadata": timer.metadata or None}
     given = {name: "" if fields[name] is None else pretty(fields[name]) for name in _JSON_FIELDS}
     missed = fields["missed"] if isinstance(fields["missed"], str) else pretty(fields["missed"])
-    rest = {"timeout": str(fields["timeout"] or ""), "missed": missed, "tags": ", ".join(timer.tags)}
+    rest = {"timeout": str(fields["timeout"] or ""), "missed": missed, "tags": _tags_text(timer.tags)}
     return {**given, **rest, "version": str(timer.version), "when": ""}
+
+
+def _tags_text(tags: Sequence[str]) -> str:
+    """Tags as a form shows them: separated by commas, or as JSON if they could not be read from that."""
+    text = ", ".join(tags)
+    return (
+        text if parts(text) == [*tags] and not text.startswith(_JSON_BEGINS) else json.dumps(tags, ensure_ascii=False)
+    )
 
 
 def _spec(form: Mapping[str, str], names: Sequence[str], *, emptied: bool = False) -> dict[str, Any]:
@@ -182,9 +192,9 @@ def _spec(form: Mapping[str, str], names: Sequence[str], *, emptied: bool = Fals
 
 
 def _value(name: str, text: str) -> Any:
-    if name == "tags":
-        return parts(text)
-    return decode_text(text, name) if name in _JSON_FIELDS or text.startswith("{") else text
+    if name in _JSON_FIELDS or text.startswith(_JSON_BEGINS):
+        return decode_text(text, name)
+    return parts(text) if name == "tags" else text
 
 
 def _form(
