@@ -291,8 +291,16 @@ async def test_a_timer_is_armed_changed_and_duplicated_by_form(visitor: Visitor)
 
 @pytest.mark.parametrize(
     "given",
-    [{"payload": {}}, {"tags": ["a", "b c"]}, {"tags": ["a,b", " c"]}, {"tags": ["[a]"]}, {"tags": ["{a"]}],
-    ids=str,
+    [
+        {"payload": {}},
+        {"payload": [1] * 32_000},
+        {"payload": "é" * 32_000},
+        {"tags": ["a", "b c"]},
+        {"tags": ["a,b", " c"]},
+        {"tags": ["[a]"]},
+        {"tags": ["{a"]},
+    ],
+    ids=lambda given: str(given)[:30],
 )
 async def test_a_form_that_is_sent_as_it_came_changes_nothing(visitor: Visitor, given: "NewTimerFields") -> None:
     (made,) = await visitor.api.client.batch([{"prefix": "test", "id": "one", "delay": "1h", **given}])

@@ -25,6 +25,10 @@ CHANGED_FIELDS: Final = ("when", "payload", "repeat", "retry", "tags", "metadata
 _JSON_FIELDS: Final = ("payload", "repeat", "retry", "metadata")
 _JSON_BEGINS: Final = ("{", "[")
 
+INDENTED_CHARACTERS: Final = 32 * 1024
+"""The longest JSON that a form shows indented. Indented, a payload of the largest size may be too large for the body of
+a form, where the end of a line alone takes six bytes."""
+
 DONE: Final[Mapping[str, str]] = {
     "cancel": "Cancelled. It will not start.",
     "fire": "Due now.",
@@ -162,10 +166,15 @@ def _identity(request: web.Request) -> tuple[str, str]:
 
 def _values(timer: Timer) -> dict[str, str]:
     fields: Mapping[str, Any] = {**timer.to_json(), "metadata": timer.metadata or None}
-    given = {name: "" if fields[name] is None else pretty(fields[name]) for name in _JSON_FIELDS}
+    given = {name: "" if fields[name] is None else _json_text(fields[name]) for name in _JSON_FIELDS}
     missed = fields["missed"] if isinstance(fields["missed"], str) else pretty(fields["missed"])
     rest = {"timeout": str(fields["timeout"] or ""), "missed": missed, "tags": _tags_text(timer.tags)}
     return {**given, **rest, "version": str(timer.version), "when": ""}
+
+
+def _json_text(value: object) -> str:
+    text = pretty(value)
+    return text if len(text) <= INDENTED_CHARACTERS else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _tags_text(tags: Sequence[str]) -> str:
