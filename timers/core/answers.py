@@ -170,7 +170,8 @@ class RefusedTimer(TypedDict):
 class ActionAnswer(TypedDict):
     """How many timers matched the filter, how many were acted on, and how many refused it, by reason, with a few
     examples of each. The counts are of this call alone, which ends after about 1,000 timers. Continue with
-    `next_cursor`; it is null at the end."""
+    `next_cursor`; it is null at the end. Timers that have changed since the first call began are left alone and not
+    counted."""
 
     matched: Count
     done: Count
