@@ -50,6 +50,9 @@ async def test_the_last_state_is_shown_with_its_age_and_then_the_new_one(
             assert (stranger.status, 'id="away"' in stranger.text) == (503, False)
         refused = await visitor.post("/ui/timers/mine/one/cancel")
         assert (refused.status, "Redis is not available" in refused.text) == (503, True)
+        if keys:
+            left = await other.post("/ui/sign-out")
+            assert (left.status, "until that is 12 hours old" in left.text, other.cookies) == (503, True, {})
         os.kill(own_server.pid, signal.SIGCONT)
         await eventually(lambda: present(visitor, "/"), "the page shows the present again")
 

@@ -60,12 +60,16 @@ class Sessions:
         value = f"{signed}.{_signature(await self._secret.known(), signed).decode()}"
         _set(request, response, COOKIE, value, SESSION_SECONDS)
 
-    async def end(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Sign the browser out. From now on a copy of its cookie opens nothing on any pod."""
+    async def end(self, request: web.Request) -> None:
+        """End the session. From now on its cookie opens nothing on any pod."""
         session = _given(request)
         if await self._is_ours(session):
             await self._callers.end_session(session, _seconds_left(session))
-        response.del_cookie(COOKIE, path="/")
+
+
+def forget_session(response: web.StreamResponse) -> None:
+    """Let the browser forget its session's cookie."""
+    response.del_cookie(COOKIE, path="/")
 
 
 def is_read_only(request: web.Request) -> bool:

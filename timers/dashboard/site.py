@@ -14,7 +14,7 @@ from aiohttp.typedefs import Handler
 
 from timers.api.answer import headers_of
 from timers.api.auth import READER_SECONDS, Auth, caller_of, check_origin
-from timers.api.credentials import is_read_only, set_read_only
+from timers.api.credentials import forget_session, is_read_only, set_read_only
 from timers.api.operations import DASHBOARD, operation_of, page_at
 from timers.api.requests import BODY_LIMIT_BYTES, read_bytes
 from timers.api.stream import EventRoutes, write
@@ -222,9 +222,14 @@ class SignIn(Pages):
 
     @page_at("POST sign-out", None)
     async def sign_out(self, request: web.Request) -> web.Response:
+        """Answers 303 to the form, or 503 if Redis cannot note the end of the session. The cookie is gone anyway."""
         await form_of(request)
-        response = render.redirect("/ui/sign-in")
-        await self._auth.sessions.end(request, response)
+        try:
+            await self._auth.sessions.end(request)
+            response = render.redirect("/ui/sign-in")
+        except Unavailable as error:
+            response = _error(request, 503, "Signed out of this browser only", f"{_COPIES}: {error}")
+        forget_session(response)
         return response
 
     @page_at("POST read-only", "read")
@@ -233,6 +238,9 @@ class SignIn(Pages):
         response = render.redirect("/")
         set_read_only(request, response, wanted=(await form_of(request)).get("wanted") == "yes")
         return response
+
+
+_COPIES: Final = "A copy of its cookie still opens the session until that is 12 hours old or its key is revoked"
 
 
 def _own(where: str) -> str:
