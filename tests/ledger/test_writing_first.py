@@ -12,6 +12,7 @@ from tests.engine.fleet import Calls, Fleet
 from tests.ledger.copies import agreed, in_ledger, in_redis, say
 from timers.client import Armed, TimerClient, client_over, open_store
 from timers.client.copies import keep_facts
+from timers.core.model import Timer
 from timers.core.shapes import Durability, IfExists
 from timers.core.spec import NewTimer
 from timers.errors import AlreadyExists, InvalidInput, LedgerUnavailable, NotFound, Unavailable
@@ -19,7 +20,7 @@ from timers.ledger.database import Database
 from timers.store.callers import Quota, Quotas
 from timers.store.restoring import read_pauses
 from timers.store.servers import connect
-from timers.store.store import Arming, Reply, Store
+from timers.store.store import Arming, Identity, Reply, Store
 
 
 @pytest.fixture
@@ -199,6 +200,28 @@ async def test_who_was_faster_decides_and_the_ledger_agrees(
     await fleet.client.create("note", "b", delay="24h")
     await client.create("note", "b", delay="48h", if_exists="replace", payload="mine")
     assert await in_ledger(database) == await in_redis(fleet.store)
+
+
+@pytest.mark.parametrize("mode", ["error", "keep", "replace"])
+async def test_what_is_removed_right_after_redis_had_it_is_told_as_it_was_and_not_written(
+    fleet: Fleet, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch, mode: IfExists
+) -> None:
+    await fleet.client.create("note", "a", delay="24h", payload="there")
+    get = Store.get
+
+    async def too_late(store: Store, identities: Sequence[Identity]) -> list[Timer | None]:
+        await fleet.client.cancel("note", "a", purge=True)
+        return await get(store, identities)
+
+    monkeypatch.setattr(Store, "get", too_late)
+    (came,) = await client.batch([NewTimer(prefix="note", id="a", delay="48h", payload="new", if_exists=mode)])
+    if mode == "error":
+        assert isinstance(came, AlreadyExists)
+        assert "exists and is scheduled" in str(came)
+    else:
+        assert isinstance(came, Armed)
+        assert (came.how, came.timer.payload) == (("kept", "there") if mode == "keep" else ("replaced", "new"))
+    assert await in_ledger(database) == await in_redis(fleet.store) == {}
 
 
 async def test_of_two_creates_at_once_the_ledger_has_the_one_that_redis_made(

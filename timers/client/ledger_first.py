@@ -96,8 +96,11 @@ class LedgerFirst:
         if all(reply.code == "created" and _is_made(arming, reply) for arming, reply in pairs):  # as it mostly is
             return replies
         try:
+            said = [*replies]
             met = await self._recognize(sent, replies, written)
             await self._correct(sent, replies, written, {**met, **before})
+            # One that was removed since is not written, but it was there.
+            replies = [told if reply.timer is None else reply for told, reply in zip(said, replies, strict=True)]
         except Unavailable:  # something else may have been given back in its place
             replies = [
                 reply if arming[:2] in written and _is_made(arming, reply) else reply._replace(code="lost")
