@@ -12,6 +12,7 @@ from tests.engine.fleet import Calls, Fleet
 from tests.ledger.copies import agreed, in_ledger, in_redis, say
 from timers.client import Armed, TimerClient, client_over, open_store
 from timers.client.copies import keep_facts
+from timers.core.clock import ServerClock
 from timers.core.model import Timer
 from timers.core.shapes import Durability, IfExists
 from timers.core.spec import NewTimer
@@ -222,6 +223,17 @@ async def test_what_is_removed_right_after_redis_had_it_is_told_as_it_was_and_no
         assert isinstance(came, Armed)
         assert (came.how, came.timer.payload) == (("kept", "there") if mode == "keep" else ("replaced", "new"))
     assert await in_ledger(database) == await in_redis(fleet.store) == {}
+
+
+@pytest.mark.parametrize("fields", [{"payload": "mine"}, {"delay": "48h"}], ids=str)
+async def test_a_timer_of_the_same_millisecond_is_another_one(
+    fleet: Fleet, client: TimerClient, database: Database, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    first = await fleet.client.create("note", "a", delay="24h")
+    monkeypatch.setattr(ServerClock, "now_ms", lambda _clock: float(first.created_ms))
+    with pytest.raises(AlreadyExists):
+        await client.arm(NewTimer.parse({"prefix": "note", "id": "a", "delay": "24h", **fields}))
+    assert await in_ledger(database) == await in_redis(fleet.store)
 
 
 async def test_of_two_creates_at_once_the_ledger_has_the_one_that_redis_made(

@@ -257,8 +257,12 @@ class LedgerFirst:
 
 
 def _is_made(arming: Arming, reply: Reply) -> bool:
-    """Whether the timer of a reply is the new one of this arming."""
-    return reply.timer is not None and reply.timer.created_ms == arming.created_ms
+    """Whether the timer of a reply is the new one of this arming. Another one may have been created in the same
+    millisecond."""
+    timer = reply.timer
+    if timer is None or timer.created_ms != arming.created_ms:
+        return False
+    return timer.version > 1 or (timer.due_ms == int(arming.due[1:]) and timer.spec == arming.spec)
 
 
 def _unarmed(arming: Arming, row: Row | None, *, is_new: bool) -> Reply | None:
