@@ -13,7 +13,7 @@ from timers.core.hooks import Hook
 from timers.core.model import Status
 from timers.core.shapes import Durability
 from timers.engine.spans import Spans
-from timers.errors import Unavailable
+from timers.errors import RedisRights, Unavailable
 from timers.logs import get_logger
 from timers.processor import Registry
 from timers.store import keys
@@ -55,6 +55,9 @@ SLICE_SECONDS: Final = 30
 
 AGAIN_SECONDS: Final = 0.5
 """When to try again what a node that is away did not do."""
+
+REFUSED_SECONDS: Final = 15.0
+"""How long a server counts as one that refuses a right."""
 
 T = TypeVar("T")
 
@@ -171,6 +174,9 @@ class Away:
     def __init__(self, connections: Connections, shards: Sequence[int]) -> None:
         """`shards` are those of this pod."""
         self._connections, self._mine = connections, shards
+        self._refused = dict[Connections, tuple[float, str]]()
+        """By server, when it last refused this pod's user a right, and what it said."""
+        self._is_told = False
         self.shards: dict[int, str] = {}
         """Those that did not answer when last asked, and why."""
 
@@ -182,15 +188,28 @@ class Away:
         except Unavailable as error:
             if len(self._connections.nodes) == 1:
                 raise
-            if not self.shards:
+            if isinstance(error, RedisRights):  # which `peers` logs
+                self._refused[self._connections.node_of(keys.root(shard))] = time.monotonic(), str(error)
+            elif not self._is_told:
+                self._is_told = True
                 _away_log.warning(
                     "a part of the cluster is out of reach; the others go on", shard=shard, reason=str(error)
                 )
             self.shards[shard] = str(error)
             return []
-        if self.shards.pop(shard, None) is not None and not self.shards:
+        if self.shards.pop(shard, None) is not None and not self.shards and self._is_told:
+            self._is_told = False
             _away_log.info("all of the cluster is within reach again")
         return done
+
+    @property
+    def refusal(self) -> str:
+        """What this pod's user may not do, if all servers with shards of this pod have refused it something of late,
+        whatever else they let it do; else empty. On a single server, what is refused fails the service."""
+        since = time.monotonic() - REFUSED_SECONDS
+        nodes = {self._connections.node_of(keys.root(shard)) for shard in self._mine}
+        said = [text for node, (at, text) in self._refused.items() if node in nodes and at > since]
+        return said[0] if said and len(said) == len(nodes) else ""
 
     @property
     def leaves_some(self) -> bool:

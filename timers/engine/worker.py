@@ -256,6 +256,8 @@ class Worker:
         states = {name: state for each in self.supervisors for name, state in each.states.items()}
         fine = (*_FINE, "restarting: Redis") if self._pod.away.leaves_some else _FINE
         problems = [f"{name}: {state}" for name, state in states.items() if not state.startswith(fine)]
+        if refusal := self._pod.away.refusal:
+            problems.append(refusal)
         if unheard := self._canaries.unheard:
             problems.append(f"no subscription to {', '.join(unheard)}'s notifications")
         if self._canaries.delivery == "deaf":
