@@ -144,6 +144,14 @@ async def test_a_pod_that_may_no_longer_read_the_identity_waits(fleet: Fleet, li
     assert not ended
 
 
+async def test_a_user_who_may_not_ask_for_the_time_is_told_so(fleet: Fleet, limited: Store) -> None:
+    """Redis 7.0 names only the script, by its digest, in the place of the command."""
+    await grant(fleet.redis, 0, ["note"], without=["time"])
+    for call in (client_over(limited).create("note", "x", delay="1h"), limited.get([("note", "x")])):
+        with pytest.raises(RedisRights, match=r"(?i)'time'"):
+            await call
+
+
 async def test_one_refused_prefix_of_a_batch_holds_up_no_other(fleet: Fleet, limited: Store) -> None:
     news = [NewTimer(prefix=prefix, id="x", delay="1h") for prefix in ("lost", "note")]
     refused, armed = await client_over(limited).batch(news)

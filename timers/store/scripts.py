@@ -55,6 +55,9 @@ _REFUSALS: Final = (AuthenticationError, BusyLoadingError, NotSent, ReadOnlyErro
 _DENIED: Final = re.compile(r"RIGHTS (\S+ \S+)|(?:ERR )?The user executing the script|NOPERM|ACL failure")
 """How a script says what the user may not do, and how servers say it of a script's command."""
 
+_NO_TIME: Final = re.compile(r"(?:ERR )?The user executing the script can't run this command.*")
+"""How Redis 7.0 says it, without the command. It can only be the time: all others a script names itself."""
+
 
 _NO_DATA: Final = re.compile(r"unknown command '(EVALSHA|SELECT|TIME|Z\w+|H\w+)'")
 """How a Sentinel answers, which keeps no data."""
@@ -180,7 +183,8 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
         denied = _DENIED.match(str(error))
         if denied or isinstance(error, NoPermissionError):
             command = denied[1] if denied else None
-            return RedisRights(f"the Redis user lacks a right: {command or error}", command)
+            said = _NO_TIME.sub("this user has no permissions to run the 'time' command", command or str(error))
+            return RedisRights(f"the Redis user lacks a right: {said}", command)
     return None
 
 
