@@ -1,13 +1,16 @@
 """A user without the right to the keys of one prefix: nothing is half done, nothing else stands still, all say so."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 from tests.conservation import conserved
 from tests.engine.fleet import Calls, Fleet, Held, until
+from tests.engine.own import OwnServer
 from tests.members import declare
 from tests.rights import USER, as_user, grant
 from tests.waiting import eventually, patient
@@ -17,6 +20,7 @@ from timers.core.durations import HOUR_MS
 from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.dashboard.overview import health, read_seen
+from timers.doctor.checks import any_full, is_full
 from timers.doctor.examining import examine
 from timers.engine.peers import Peers
 from timers.errors import RedisRights
@@ -150,6 +154,23 @@ async def test_a_user_who_may_not_ask_for_the_time_is_told_so(fleet: Fleet, limi
     for call in (client_over(limited).create("note", "x", delay="1h"), limited.get([("note", "x")])):
         with pytest.raises(RedisRights, match=r"(?i)'time'"):
             await call
+
+
+async def test_a_pod_that_may_not_ask_how_full_redis_is_goes_on(fleet: Fleet, limited: Store) -> None:
+    """It ran its timers, but was not ready."""
+    await grant(fleet.redis, 0, ["note"], without=["info"])
+    assert not await any_full(limited.connections)
+
+
+async def test_a_server_whose_info_has_another_name_counts_as_not_full(tmp_path: Path) -> None:
+    """The probes could not read it, so no pod was ready, and each logged an error every second."""
+    server = OwnServer("redis", tmp_path, "--rename-command", "INFO", "other")
+    await server.up()
+    try:
+        async with Redis.from_url(server.url) as redis:
+            assert not await is_full(redis)
+    finally:
+        server.down()
 
 
 async def test_one_refused_prefix_of_a_batch_holds_up_no_other(fleet: Fleet, limited: Store) -> None:

@@ -81,9 +81,12 @@ def memory_used(info: Mapping[str, Any]) -> int:
 
 
 async def is_full(redis: Redis) -> bool:
-    """Whether the server has reached `maxmemory` and takes no new timers."""
-    with reachable():
-        memory: dict[str, Any] = await redis.info("memory")
+    """Whether the server has reached `maxmemory` and takes no new timers; False if it denies INFO."""
+    try:
+        with reachable():
+            memory: dict[str, Any] = await redis.info("memory")
+    except (ResponseError, RedisRights):
+        return False
     return 0 < int(memory.get("maxmemory", 0)) < memory_used(memory)
 
 
