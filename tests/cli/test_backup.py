@@ -441,6 +441,16 @@ def test_a_line_too_long_is_bad(there: Service, monkeypatch: pytest.MonkeyPatch)
 def test_what_is_no_export_is_refused_as_a_whole(there: Service, first: str, why: str) -> None:
     ended = there("import", there.file([first, *file_of(timer_line())[1:]]))
     assert why in ended.refusal()
+
+
+def test_an_empty_file_is_called_empty(there: Service) -> None:
+    assert there("import", there.file([])).refusal().startswith("timers: there is nothing to import: ")
+
+
+def test_a_first_line_too_long_is_called_so(there: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timers.cli.moving.LINE_LIMIT_BYTES", 40)
+    refused = there("import", there.file(file_of(timer_line()))).refusal()
+    assert refused == "timers: line 1 is not the header of an export: it is too long"
     assert there.timers() == {}
 
 

@@ -192,7 +192,7 @@ def import_all(
             at_ms = await store.now_ms()
         begun = Import(
             store,
-            next(lines, None) or b"",
+            next(lines, b""),
             tell=lambda number, why: note(f"line {number}: {' '.join(why.split())}"),
             if_exists=if_exists,
             rebased_at_ms=at_ms,

@@ -209,7 +209,7 @@ class Import:
     def __init__(
         self,
         store: Store,
-        header: bytes,
+        header: bytes | None,
         *,
         tell: Callable[[int, str], None],
         if_exists: IfExists = "newer",
@@ -219,7 +219,7 @@ class Import:
     ) -> None:
         """`tell` is called with the number of each bad line, and what is wrong with it. With `rebased_at_ms`, due times
         are as far from it as they were from the export; an import that is repeated needs the same. Raises Refused if
-        the header is none."""
+        the header is none; it is empty if the file is, and None if it is too long."""
         self._ledger = None if dry_run else ledger
         self._store, self._tell, self._if_exists, self._dry_run = store, tell, if_exists, dry_run
         said = _header(header)
@@ -321,7 +321,9 @@ class Import:
                 self._refuse(number, _SAID[code])
 
 
-def _header(line: bytes) -> Mapping[str, Any]:
+def _header(line: bytes | None) -> Mapping[str, Any]:
+    if line == b"":
+        raise Refused("there is nothing to import: the file or what is piped in is empty")
     try:
         return _checked_header(_object(line))
     except ValueError as error:
