@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 
 import pytest
 from structlog.testing import capture_logs
@@ -16,6 +17,7 @@ from tests.waiting import DEADLINE_SECONDS
 from timers import (
     Armed,
     BlockingContext,
+    ConfigurationError,
     Context,
     Done,
     Fail,
@@ -453,3 +455,14 @@ def test_a_clock_begins_at_a_time_that_timers_can_have(start: datetime) -> None:
         TimerLab(start=start)
     aware = datetime(2030, 11, 21, tzinfo=UTC)
     assert TimerLab(start=aware).now == aware
+
+
+@pytest.mark.parametrize("package", ["fakeredis", "lupa"])
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    for name in [*sys.modules]:
+        if name == package or name.startswith("timers.testing"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigurationError) as refused:
+        import_module("timers.testing")
+    assert str(refused.value) == f"timers.testing needs {package}: pip install 'redis-timers[testing]'"

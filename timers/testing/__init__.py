@@ -23,8 +23,16 @@ from timers.core.durations import parse_time
 from timers.core.fields import decode
 from timers.core.model import Status, Timer
 from timers.core.spec import encode_payload
+from timers.errors import ConfigurationError
 from timers.logs import get_logger
 from timers.processor import Context, Processor, Result
+
+try:
+    import fakeredis  # noqa: F401
+    import lupa  # noqa: F401
+except ImportError as error:
+    raise ConfigurationError(f"timers.testing needs {error.name}: pip install 'redis-timers[testing]'") from error
+
 from timers.testing.lab import LabRun, TimerLab
 
 __all__ = ["LabRun", "TimerLab", "call"]
