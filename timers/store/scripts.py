@@ -87,11 +87,11 @@ def source(name: str) -> str:
     right to each of its commands; so does `demand()` in the short one."""
     room, _, script = name.rpartition("/")
     folder = files("timers") / (room or "store") / "lua"
-    flags, _, code = (folder / f"{script}.lua").read_text().partition("\n")
-    base, _, further = (files("timers.store") / "lua" / "common.lua").read_text().partition("\n---\n")
+    flags, _, code = (folder / f"{script}.lua").read_text("utf-8").partition("\n")
+    base, _, further = (files("timers.store") / "lua" / "common.lua").read_text("utf-8").partition("\n---\n")
     short, _, long = code.rpartition("\n---\n")
     if room:
-        long = _used((folder / "common.lua").read_text(), long)
+        long = _used((folder / "common.lua").read_text("utf-8"), long)
     long = _used(further, long)
     if "no-writes" not in flags:
         commands = set(_COMMAND.findall(_used(base, long))) - _ASKED_FOR_NO_RIGHT
