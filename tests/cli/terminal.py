@@ -74,8 +74,8 @@ class Terminal:
     def press(self, key: str) -> None:
         os.write(self._ours, key.encode())
 
-    def interrupt(self) -> None:
-        self._process.send_signal(signal.SIGINT)
+    def send(self, sent: signal.Signals) -> None:
+        self._process.send_signal(sent)
 
     def end(self) -> int:
         """The exit code, once it has ended. A process whose terminal nobody reads waits for ever with its last page."""

@@ -1,6 +1,7 @@
 """The live view of `timers watch`, in a terminal."""
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,10 +75,12 @@ async def test_a_small_terminal_shows_every_part(server: EmbeddedServer, timers:
         terminal.close()
 
 
-async def test_ctrl_c_ends_the_view_too(terminal: Terminal) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_signals_end_the_view_too(terminal: Terminal, sent: signal.Signals) -> None:
     await terminal.until("q quits")
-    terminal.interrupt()
+    terminal.send(sent)
     assert terminal.end() == 0
+    assert terminal.shown.count(b"\x1b[?1049h") == terminal.shown.count(b"\x1b[?1049l") == 1
     assert terminal.settings == terminal.before
 
 

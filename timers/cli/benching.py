@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import signal
 import statistics
 import time
 from collections import Counter
@@ -14,7 +13,7 @@ import typer
 
 from timers import logs
 from timers.app import collect_garbage_rarely
-from timers.cli.shared import Output, note, run, show, table
+from timers.cli.shared import Output, end_as_by_ctrl_c, note, run, show, table
 from timers.client import BATCH_LIMIT, TimerClient
 from timers.core.durations import DAY_MS
 from timers.core.fields import OWN_PREFIXES
@@ -54,8 +53,7 @@ def bench(
     the end, also if it is stopped. While it measures, this process is a pod like any other."""
     logs.configure("console", "warning")
     collect_garbage_rarely()
-    for ends in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ends, lambda *_: signal.raise_signal(signal.SIGINT))
+    end_as_by_ctrl_c()
     measured = run(lambda client, store: _measured(_Bench(client, store, timers), seconds))
     lines = [f"server: {measured['server']}; {measured['shards']} shards; {measured['other_pods']} other pods\n"]
     for result in measured["results"]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -111,6 +112,12 @@ def given_file(name: str, path: str) -> AbstractContextManager[BinaryIO]:
         return nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb")
     except OSError as error:
         raise InvalidInput.of(name, path, f"a file that can be read ({error.strerror})") from None
+
+
+def end_as_by_ctrl_c() -> None:
+    """Let SIGTERM and SIGHUP end this command as Ctrl-C does: with what its `finally` says."""
+    for ends in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ends, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def note(said: str) -> None:

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from timers.cli.shared import Format, cell, prefix_option, run
+from timers.cli.shared import Format, cell, end_as_by_ctrl_c, prefix_option, run
 from timers.client import TimerClient
 from timers.client.feed import event_json
 from timers.core.durations import in_units
@@ -59,6 +59,7 @@ def watch(
     JSON object for each change until Ctrl-C."""
     console = Console()
     live = output is None and console.is_terminal and not console.is_dumb_terminal
+    end_as_by_ctrl_c()  # or the terminal would stay as the view needs it
 
     async def follow(client: TimerClient, store: Store) -> None:
         if live:
