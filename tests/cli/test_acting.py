@@ -53,6 +53,16 @@ def test_a_dry_run_counts_and_changes_nothing(timers: CommandLine, action: str) 
     assert timers("ls", "-o", "json").json == before
 
 
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_dry_run_of_one_timer_is_refused_and_changes_nothing(timers: CommandLine, action: str) -> None:
+    create(timers, 1)
+    before = timers("ls", "-o", "json").json
+    due = {"reschedule": ["--in", "1d"], "change": ["--payload", "1"]}.get(action, [])
+    refused = timers(action, "log", "t0", "--dry-run", *due).refusal(2)
+    assert refused == "timers: --dry-run: true is not accepted; expected a filter beside it, such as --prefix"
+    assert timers("ls", "-o", "json").json == before
+
+
 def test_without_a_terminal_nothing_is_done_unasked(timers: CommandLine) -> None:
     create(timers, 2)
     told = timers("cancel", "--prefix", "log").refusal()

@@ -98,6 +98,8 @@ class Selection:
         if self.prefix is None or self.id is None:
             name = "ID" if self.prefix else "PREFIX"
             raise InvalidInput.of(name, None, "PREFIX and ID, or a filter such as --prefix")
+        if self.dry_run:  # not ignored, because then it would act
+            raise InvalidInput.of("--dry-run", True, "a filter beside it, such as --prefix")
         prefix, id = self.prefix, self.id
         return show(run(lambda client, _: one(client, prefix, id)).to_json(), self.output)
 
