@@ -211,7 +211,7 @@ def test_a_database_that_is_away_is_one_line_without_its_password(timers: Comman
     assert "hidden" not in line
 
 
-@pytest.mark.parametrize("package", ["sqlalchemy", "alembic"])
+@pytest.mark.parametrize("package", ["sqlalchemy", "alembic", "greenlet"])
 def test_without_the_extra_it_says_what_to_install(bare: CommandLine, package: str) -> None:
     bare.monkeypatch.setenv("TIMERS_LEDGER_URL", AWAY)
     for name in [*sys.modules]:

@@ -4,6 +4,7 @@ from timers.errors import ConfigurationError
 
 try:
     import alembic  # noqa: F401
+    import greenlet  # noqa: F401
     import sqlalchemy  # noqa: F401
 except ImportError as error:
     raise ConfigurationError(f"the ledger needs {error.name}: pip install 'redis-timers[ledger]'") from error
