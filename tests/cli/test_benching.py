@@ -2,13 +2,14 @@
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from redis import Redis
 
 from tests.cli.commands import CommandLine, Process
 from tests.waiting import eventually
+from timers.cli.shared import end_as_by_ctrl_c
 from timers.embedded import EmbeddedServer
 
 Start = Callable[..., Process]
@@ -68,3 +69,19 @@ async def test_a_bench_that_is_interrupted_cleans_up_as_well(
     assert not redis.keys("*bench-*")
     assert not redis.exists("timers:{0}:outbox")
     assert redis.hkeys("timers:{pods}:declared") == ["test", "log"]
+
+
+@pytest.fixture
+def under_nohup() -> Iterator[None]:
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+@pytest.mark.usefixtures("under_nohup")
+def test_under_nohup_it_outlives_its_terminal() -> None:
+    end_as_by_ctrl_c()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL

@@ -115,9 +115,11 @@ def given_file(name: str, path: str) -> AbstractContextManager[BinaryIO]:
 
 
 def end_as_by_ctrl_c() -> None:
-    """Let SIGTERM and SIGHUP end this command as Ctrl-C does: with what its `finally` says."""
+    """Let SIGTERM and SIGHUP end this command as Ctrl-C does: with what its `finally` says. Under `nohup`, SIGHUP stays
+    ignored."""
     for ends in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ends, lambda *_: signal.raise_signal(signal.SIGINT))
+        if signal.getsignal(ends) is not signal.SIG_IGN:
+            signal.signal(ends, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def note(said: str) -> None:
