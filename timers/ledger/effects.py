@@ -22,6 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from timers.core.outcome import AlreadyDone, Done, Rearm, Retry, decode_outcome, encode_outcome
 from timers.errors import FieldError, InvalidInput
 from timers.ledger.database import Database
+from timers.ledger.many import SAVED, delete_some
 from timers.ledger.requests import Async, Blocking, Given, GivenAsync, GivenBlocking, current
 from timers.ledger.schema import effects, now_ms
 from timers.processor import BlockingContext, Context
@@ -34,8 +35,6 @@ AGAIN_SECONDS: Final = 0.5
 
 KEPT_MS: Final = 90 * 86_400_000
 """How long a row is kept after its occurrence: far longer than a run may take to come back."""
-
-CLEANED: Final = 1000
 
 End = TypeVar("End", bound=Done | Rearm)
 
@@ -202,8 +201,6 @@ _TAKE_POSTGRESQL: Final = _newest(_ROW.where(_BEFORE.c.set.is_not(None))).return
 
 async def clean(database: Database) -> None:
     """Delete rows that nobody needs any more, batch after batch."""
-    key = effects.primary_key.columns
-    old = sa.select(*key).where(effects.c.at < now_ms() - KEPT_MS).limit(CLEANED).with_for_update(skip_locked=True)
-    gone = effects.delete().where(sa.tuple_(*key).in_(old))
-    while (await database.do(lambda connection: connection.execute(gone))).rowcount >= CLEANED:
+    gone = delete_some(effects, effects.c.at < now_ms() - KEPT_MS)
+    while (await database.do(lambda connection: connection.execute(gone))).rowcount >= SAVED:
         pass

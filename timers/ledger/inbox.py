@@ -17,7 +17,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from timers.ledger.many import among, execute
+from timers.ledger.many import among, execute, is_found
 from timers.ledger.schema import inbox, now_ms, refused, size_of
 
 TAKEN: Final = 500
@@ -175,11 +175,13 @@ def _first_sqlite(_element: _is_first, _compiler: SQLCompiler, **_: object) -> s
 
 
 # Of a deleted row's texts as they are, SQLite 3.40 finds no others in an index, but of what is made of them it does.
+# The order has all of the index's columns: else PostgreSQL may read all later rows, of whatever timer.
 _END: Final[sa.ColumnElement[str]] = sa.literal_column("""(
     SELECT CAST(later.seq AS TEXT) || '.' || CAST(later.at AS TEXT) || ' ' || later.action
-    FROM timers_inbox AS later WHERE timers_inbox.action = 'create' AND later.prefix = timers_inbox.prefix || ''
-    AND later.id = timers_inbox.id || '' AND later.seq > timers_inbox.seq
-    AND later.action IN ('cancel', 'purge', 'retry') ORDER BY later.seq LIMIT 1
+    FROM timers_inbox AS later WHERE timers_inbox.action = 'create'
+    AND (later.prefix, later.id, later.seq) > (timers_inbox.prefix || '', timers_inbox.id || '', timers_inbox.seq)
+    AND (later.prefix, later.id) <= (timers_inbox.prefix || '', timers_inbox.id || '')
+    AND later.action IN ('cancel', 'purge', 'retry') ORDER BY later.prefix, later.id, later.seq LIMIT 1
 )""")
 """Mark and action of the first later row that ends the timer of a create, or arms it once it has ended."""
 
@@ -191,5 +193,5 @@ _UNTIL: Final = sa.func.sum(_FREE.c.size).over(order_by=_FREE.c.seq)
 _FITTING: Final = sa.select(_FREE.c.seq, (_UNTIL - _FREE.c.size).label("before")).subquery()
 _TAKEN: Final = sa.select(_FITTING.c.seq).where(_FITTING.c.before < TAKEN_BYTES)
 _END_OF_CREATE: Final = re.compile(r"([0-9]+\.-?[0-9]+) (cancel|purge)")  # a retry would arm it again
-_TAKE: Final = inbox.delete().where(inbox.c.seq.in_(_TAKEN)).returning(*inbox.c, now_ms(), _END)
+_TAKE: Final = inbox.delete().where(is_found(inbox.c.seq, _TAKEN)).returning(*inbox.c, now_ms(), _END)
 _WAITING: Final = sa.select(inbox.c.seq).where(among(inbox.c.prefix, inbox.c.id))

@@ -63,6 +63,50 @@ def among(*columns: sa.Column[Any]) -> sa.ColumnElement[bool]:
     return sa.tuple_(*columns).in_(sa.select(*given.c))
 
 
+class is_found(FunctionElement[Any]):  # noqa: N801 (named as SQL functions are)
+    """Whether a column has one of the values that a query finds, which is asked once. Of a plain IN, PostgreSQL asks it
+    again for each row of a table that it takes to be empty, as it was when it was last vacuumed."""
+
+    inherit_cache = True  # and no type: of a Boolean, SQLite compares the result instead of using an index
+
+    def __init__(self, column: sa.ColumnElement[Any], asked: sa.Select[Any]) -> None:
+        super().__init__(column, asked.scalar_subquery())
+
+
+@compiles(is_found, "postgresql")
+def _found_postgresql(element: is_found, compiler: SQLCompiler, **how: Any) -> str:
+    column, asked = (compiler.process(clause, **how) for clause in element.clauses)
+    return f"{column} = ANY (ARRAY{asked})"
+
+
+@compiles(is_found, "sqlite")
+def _found_sqlite(element: is_found, compiler: SQLCompiler, **how: Any) -> str:
+    column, asked = (compiler.process(clause, **how) for clause in element.clauses)
+    return f"{column} IN {asked}"
+
+
+class _place(FunctionElement[Any]):  # noqa: N801 (named as SQL functions are)
+    """Where a row lies, in a statement about one table."""
+
+    inherit_cache = True
+
+
+@compiles(_place, "postgresql")
+def _place_postgresql(_element: _place, _compiler: SQLCompiler, **_: object) -> str:
+    return "ctid"
+
+
+@compiles(_place, "sqlite")
+def _place_sqlite(_element: _place, _compiler: SQLCompiler, **_: object) -> str:
+    return "rowid"
+
+
+def delete_some(table: sa.Table, *where: sa.ColumnElement[bool]) -> sa.Delete:
+    """Deletes SAVED rows at most, without those that others have locked."""
+    old = sa.select(_place()).select_from(table).where(*where).limit(SAVED).with_for_update(skip_locked=True)
+    return sa.delete(table).where(is_found(_place(), old))
+
+
 async def execute(connection: AsyncConnection, statement: Statement, rows: Sequence[Sequence[Any]]) -> Sequence[Any]:
     """Execute a constant statement with `rows_given`; it changes nothing more if one of them comes again. Returns what
     it returns; on SQLite the rows of a SELECT in any order, and perhaps more than once."""

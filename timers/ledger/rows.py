@@ -13,7 +13,7 @@ from timers.core.model import Status
 from timers.errors import Unavailable
 from timers.ledger.database import Database
 from timers.ledger.facts import Lives, lives_of
-from timers.ledger.many import SAVED, among, execute, fetch, rows_given
+from timers.ledger.many import SAVED, among, delete_some, execute, fetch, rows_given
 from timers.ledger.schema import IS_GONE, IS_LIVE, IS_PENDING, PURGED, timers
 
 Identity = tuple[str, str]
@@ -208,9 +208,7 @@ async def waiting(connection: AsyncConnection, identities: Collection[Identity])
 
 async def clean(database: Database, shards: Collection[int], before_ms: int) -> None:
     """Delete the rows of timers of these shards that were removed before, batch after batch."""
-    old = sa.select(timers.c.prefix, timers.c.id).where(IS_GONE, timers.c.changed < before_ms)
-    old = old.where(timers.c.shard.in_(shards))
-    gone = sa.delete(timers).where(_IDENTITY.in_(old.limit(SAVED)))
+    gone = delete_some(timers, IS_GONE, timers.c.changed < before_ms, timers.c.shard.in_(shards))
     while (await database.do(lambda connection: connection.execute(gone))).rowcount >= SAVED:
         pass
 
