@@ -6,7 +6,7 @@ import pytest
 
 from tests.store.acts import PREFIX, armed, arming, claim, key_gone, lease_key, running, trigger_key
 from tests.store.listening import SUBSCRIBED, Heard, listening
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.errors import Unavailable
 from timers.store import notifications
 from timers.store.notifications import (
@@ -253,5 +253,25 @@ async def test_a_connection_without_a_sign_of_life_ends(
         with pytest.raises(Unavailable, match="does not answer"):
             await subscribe(connections, [b"quiet"], lambda _, data: heard.append(data))
         assert heard == [None]
+        await connections.close()
+        await over.wait()
+
+
+async def test_a_connection_that_never_opens_ends(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whoever accepted it, such as a load balancer, says nothing."""
+    path = tmp_path_factory.mktemp("hole") / "s"
+
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        over.set()
+
+    over = asyncio.Event()
+    async with await asyncio.start_unix_server(swallow, path):
+        connections = connect(f"unix://{path}", answer_timeout_seconds=0.1)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            with pytest.raises(Unavailable):
+                await subscribe(connections, [b"quiet"], lambda *_: None)
         await connections.close()
         await over.wait()

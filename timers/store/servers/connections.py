@@ -329,6 +329,7 @@ def make_pool(
             raise TypeError(f"unexpected keyword argument '{name}'")
     pool = BlockingConnectionPool(**{**given, **options, **fixed})
     kind = pool.connection_class
+    more["opening_s"] = pool.connection_kwargs["socket_timeout"]
     pool.connection_class = type(f"Improved{kind.__name__}", (*kinds, _Improved, kind), more)
     return pool
 
@@ -338,20 +339,25 @@ class NotSent(ConnectionError):
 
 
 class _Improved(AbstractConnection):
-    """redis-py's connection, but it says if it cannot be opened, reads renewed certificates when it opens, and stops
-    when it is cancelled. redis-py sends through `asyncio.wait_for`, which makes a task of every send and, before
+    """redis-py's connection, but it says if it cannot be opened, gives up in time, reads renewed certificates when it
+    opens, and stops when it is cancelled. redis-py waits for the first answers as long as for all later ones, which is
+    without limit for a subscriber. It sends through `asyncio.wait_for`, which makes a task of every send and, before
     Python 3.12, swallows a cancellation that comes as the send ends. A drain once hung that way."""
 
+    opening_s: float
+    """How long the server may take to accept it and to answer what is said first."""
     _written: Sequence[float] = ()
 
     async def connect(self) -> None:
-        """As redis-py's. Raises NotSent instead of a ConnectionError that is none of a narrower kind."""
+        """As redis-py's. Raises NotSent instead of a ConnectionError that is none of a narrower kind, and
+        TimeoutError."""
         if isinstance(self, SSLConnection) and not self.is_connected:
             was, self._written = self._written, _written(self.ssl_context)
             if self._written != was:
                 self.ssl_context.context = None
         try:
-            await super().connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+            async with asyncio.timeout(self.opening_s):
+                await super().connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
         except ConnectionError as error:
             if type(error) is ConnectionError:
                 raise NotSent(str(error)) from error
