@@ -8,14 +8,11 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from redis.exceptions import ConnectionError, ResponseError
 
 from timers.logs import get_logger
-
-if TYPE_CHECKING:
-    from timers.store.servers.connections import Scripts
 
 WaitLevel = Literal["fsync", "replicated"]
 FSYNC: Final[WaitLevel] = "fsync"
@@ -47,6 +44,13 @@ class Verdict(NamedTuple):
     reached: bool
     why: str = ""
     lacks: str = ""
+
+
+class Sender(Protocol):
+    """A connection. See `ScriptConnection`, which knows this module."""
+
+    async def together(self, commands: Sequence[Command]) -> list[Any]: ...
+    async def aclose(self) -> None: ...
 
 
 class ReplicasProof:
@@ -155,7 +159,7 @@ class DurableWriter:
     """Writes to one server what waits for one level. Callers at the same time share a wait: what comes meanwhile is
     sent after it, in one pipeline, with one wait for all of it."""
 
-    def __init__(self, level: WaitLevel, connection: "Scripts", replicas: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, level: WaitLevel, connection: Sender, replicas: Callable[[], int] = lambda: 0) -> None:
         """Takes a connection that nobody else uses. `replicas` is how many others say there are."""
         self._level, self._connection = level, connection
         self._proof = ReplicasProof(replicas) if level == REPLICATED else DiskProof()
